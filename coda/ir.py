@@ -1,0 +1,244 @@
+"""The IR: programs as hash-consed DAGs of frozen nodes over named axes.
+
+Everything else is built on four ideas:
+
+* An ``Axis`` is a name with a symbolic size (a sympy expression); a name is not a size. ``dim A = D`` gives two
+  axes of equal size that never broadcast into each other.
+* A ``Type`` is a dtype and *dims*: each dim is a group of axes, slowest first, like einops' ``(B T)``. Elementwise
+  operations look at axes by name only; the grouping matters to ``@`` (whose operands have two dims) and to the
+  memory order of parameters and outputs.
+* A ``Node`` is an operation from the table in ``coda.ops`` applied to nodes. Nodes are interned: equal nodes are
+  the same object, so common subexpressions are found by construction and equality is identity. Operand order is
+  kept as written: the IR never re-associates arithmetic.
+* Arithmetic between casts is f32. A ``cast`` is a rounding; no pass may drop one.
+
+A ``Program`` is immutable; passes are functions ``Program -> Program``.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import sympy
+
+from coda.dtypes import DType
+from coda.errors import Source, Span
+
+Size = sympy.Expr
+
+
+def size_symbol(name: str) -> sympy.Symbol:
+    """The symbol that stands for the size of a free axis."""
+    return sympy.Symbol(name, integer=True, positive=True)
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A named axis. A free axis has its own symbol as size; a derived or static one any other expression."""
+
+    name: str
+    size: Size
+
+    @classmethod
+    def free(cls, name: str) -> Axis:
+        return cls(name, size_symbol(name))
+
+    @classmethod
+    def of(cls, name: str, size: int | Size) -> Axis:
+        return cls(name, sympy.sympify(size))
+
+    @property
+    def static(self) -> int | None:
+        """The size as an int where it is known from the source alone."""
+        return int(self.size) if self.size.is_Integer else None
+
+    @property
+    def is_free(self) -> bool:
+        return self.size == size_symbol(self.name)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+Dim = tuple[Axis, ...]
+
+
+@dataclass(frozen=True)
+class Type:
+    """A dtype over dims; each dim is a group of axes, slowest first. ``()`` dims is a scalar."""
+
+    dtype: DType
+    dims: tuple[Dim, ...] = ()
+
+    @property
+    def axes(self) -> tuple[Axis, ...]:
+        """The atomic axes in memory order, slowest first."""
+        return tuple(axis for dim in self.dims for axis in dim)
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(axis.name for axis in self.axes)
+
+    def axis(self, name: str) -> Axis | None:
+        return next((a for a in self.axes if a.name == name), None)
+
+    def with_dtype(self, dtype: DType) -> Type:
+        return Type(dtype, self.dims)
+
+    @property
+    def elements(self) -> Size:
+        return sympy.Mul(*(a.size for a in self.axes))
+
+    def __str__(self) -> str:
+        dims = []
+        for dim in self.dims:
+            names = [a.name for a in dim]
+            dims.append(names[0] if len(names) == 1 else "(" + " ".join(names) + ")")
+        return f"{self.dtype}[{', '.join(dims)}]"
+
+
+def dim_size(dim: Dim) -> Size:
+    return sympy.Mul(*(a.size for a in dim))
+
+
+@dataclass(frozen=True, eq=False)
+class Node:
+    """An operation applied to nodes. Make nodes with ``coda.ops.build`` (types are inferred) or ``intern``."""
+
+    op: str
+    args: tuple[Node, ...]
+    attrs: tuple[tuple[str, Any], ...]
+    type: Type
+    span: Span | None = field(default=None, repr=False)  # where it was first written; not part of identity
+
+    def attr(self, key: str) -> Any:
+        return dict(self.attrs)[key]
+
+    @property
+    def dtype(self) -> DType:
+        return self.type.dtype
+
+    def __repr__(self) -> str:
+        attrs = "".join(f", {k}={v}" for k, v in self.attrs)
+        return f"{self.op}({', '.join(a.op for a in self.args)}{attrs}): {self.type}"
+
+
+_interned: weakref.WeakValueDictionary[tuple, Node] = weakref.WeakValueDictionary()
+
+
+def intern(op: str, args: Iterable[Node], attrs: dict[str, Any], type: Type, span: Span | None = None) -> Node:
+    """The one node with these parts. The span of the first maker is kept."""
+    args, frozen = tuple(args), tuple(sorted(attrs.items()))
+    # bool, int and float constants compare equal in Python (1 == 1.0 == True): the dtype in `type` tells them apart.
+    key = (op, args, frozen, type)
+    node = _interned.get(key)
+    if node is None:
+        node = Node(op, args, frozen, type, span)
+        _interned[key] = node
+    return node
+
+
+@dataclass(frozen=True)
+class Param:
+    """An input of a program.
+
+    ``optional``: may be absent, and is then the identity of the + or * it stands in. ``default``: the value of a
+    scalar that is not given. ``inout``: an output accumulates into it. ``frozen``: a ``const`` weight that passes
+    may fold into. ``span`` is where it is declared.
+    """
+
+    name: str
+    type: Type
+    optional: bool = False
+    default: float | int | None = None
+    inout: bool = False
+    frozen: bool = False
+    span: Span | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def is_scalar(self) -> bool:
+        return not self.type.dims
+
+
+@dataclass(frozen=True)
+class Output:
+    """A result: ``value`` stored with dtype and memory order of ``type``. The value's dtype is already that of
+    ``type`` (the checker has inserted the cast). ``into`` names the inout parameter it accumulates into."""
+
+    name: str
+    value: Node
+    type: Type
+    into: str | None = None
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether this is an unfinished row or column reduction: one value for each tile, see ``ops.reduce``."""
+        return self.value.op == "partial"
+
+
+@dataclass(frozen=True)
+class Program:
+    """Inputs, outputs and the DAG between them. ``axes`` are the axes in order of declaration."""
+
+    name: str
+    params: tuple[Param, ...]
+    outputs: tuple[Output, ...]
+    axes: tuple[Axis, ...] = ()
+    source: Source | None = field(default=None, compare=False, repr=False)
+
+    def param(self, name: str) -> Param:
+        return next(p for p in self.params if p.name == name)
+
+    def nodes(self) -> list[Node]:
+        """All nodes reachable from the outputs, operands before users, in a deterministic order."""
+        return topological(o.value for o in self.outputs)
+
+    def users(self) -> dict[Node, list[Node]]:
+        """For each node the nodes that read it (outputs are not counted)."""
+        users: dict[Node, list[Node]] = {n: [] for n in self.nodes()}
+        for node in users:
+            for arg in dict.fromkeys(node.args):
+                users[arg].append(node)
+        return users
+
+    @property
+    def free_axes(self) -> tuple[Axis, ...]:
+        return tuple(a for a in self.axes if a.is_free)
+
+    def with_outputs(self, outputs: Iterable[Output]) -> Program:
+        return replace(self, outputs=tuple(outputs))
+
+
+def topological(roots: Iterable[Node]) -> list[Node]:
+    """Nodes in dependency order; iterative, so deep programs do not meet the recursion limit."""
+    order: dict[Node, None] = {}
+    stack: list[tuple[Node, Iterator[Node]]] = []
+    for root in roots:
+        if root in order:
+            continue
+        stack.append((root, iter(root.args)))
+        while stack:
+            node, pending = stack[-1]
+            child = next((a for a in pending if a not in order), None)
+            if child is None:
+                order[node] = None
+                stack.pop()
+            else:
+                stack.append((child, iter(child.args)))
+    return list(order)
+
+
+def rewrite(program: Program, visit: Callable[[Node, tuple[Node, ...]], Node | None]) -> Program:
+    """Rebuild the DAG bottom-up. ``visit(node, new_args)`` returns the replacement, or None to keep the node
+    (re-made over its new operands)."""
+    from coda.ops import rebuild
+
+    new: dict[Node, Node] = {}
+    for node in program.nodes():
+        args = tuple(new[a] for a in node.args)
+        replacement = visit(node, args)
+        new[node] = replacement if replacement is not None else rebuild(node, args)
+    return program.with_outputs(replace(o, value=new[o.value]) for o in program.outputs)

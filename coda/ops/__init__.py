@@ -1,0 +1,6 @@
+"""The operation table. Importing this package registers every family."""
+
+from coda.ops import indexing, pointwise, reduce, structure
+from coda.ops.table import OPS, Op, OpError, broadcast, build, rebuild
+
+__all__ = ["OPS", "Op", "OpError", "broadcast", "build", "indexing", "pointwise", "rebuild", "reduce", "structure"]

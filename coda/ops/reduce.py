@@ -1,0 +1,90 @@
+"""Reductions over named axes, and what makes them mergeable: identity, combination, finish.
+
+A reduction over the columns of a kernel is computed tile by tile. ``partial(sum(x, N))`` returns those tile values
+unfinished (one f32 for each tile and row, in tile order); otherwise a ``finish`` kernel combines them in that fixed
+order, so equal inputs and an equal variant give equal bits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from coda.dtypes import F32
+from coda.ops.table import Op, OpError, Type, arithmetic_dtype, register
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """How one kind of reduction is accumulated. ``identity``, ``combine`` are C++; ``scale`` marks a mean."""
+
+    kind: str
+    identity: str
+    combine: str
+    is_mean: bool = False
+
+
+REDUCTIONS = {
+    "sum": Reduction("sum", "0.0f", "{0} + {1}"),
+    "mean": Reduction("mean", "0.0f", "{0} + {1}", is_mean=True),
+    "max": Reduction("max", "-INFINITY", "coda::max({0}, {1})"),
+    "min": Reduction("min", "INFINITY", "coda::min({0}, {1})"),
+}
+
+
+def _infer(types, attrs):
+    """attrs: ``axes``, the names reduced over (axes of the operand)."""
+    (t,) = types
+    names = attrs["axes"]
+    for name in names:
+        if t.axis(name) is None:
+            raise OpError(
+                f"cannot reduce over axis '{name}': the operand has axes [{', '.join(a.name for a in t.axes)}]",
+                "name an axis of the operand",
+            )
+    dims = tuple(d for d in (tuple(a for a in dim if a.name not in names) for dim in t.dims) if d)
+    return Type(F32 if t.dtype.kind != "int" else arithmetic_dtype(types), dims)
+
+
+def _reduce(kind):
+    def torch_reduce(ctx, node, x):
+        import torch
+
+        axes = [i for i, a in enumerate(node.args[0].type.axes) if a.name in node.attr("axes")]
+        if kind in ("max", "min"):
+            if any(x.shape[i] == 0 for i in axes):
+                shape = [s for i, s in enumerate(x.shape) if i not in axes]
+                return x.new_full(shape, float("-inf") if kind == "max" else float("inf"))
+            return (torch.amax if kind == "max" else torch.amin)(x, axes)
+        if kind == "logsumexp":
+            return torch.logsumexp(x, axes)
+        return getattr(x, kind)(axes)
+
+    return torch_reduce
+
+
+_DERIVATIVES = {
+    "sum": "dy",
+    "mean": "dy / count",  # `count`: the number of elements reduced over
+    "max": "where(a == y, dy, 0)",
+    "min": "where(a == y, dy, 0)",
+    "logsumexp": "dy * exp(a - y)",
+}
+for _kind, _text in _DERIVATIVES.items():
+    register(
+        Op(
+            f"reduce_{_kind}", 1, _infer, _reduce(_kind), f"{_kind} over the named axes", derivative=(_text,),
+            surface=False, family="reduce",
+        )
+    )  # fmt: skip
+
+
+def _infer_partial(types, attrs):
+    return types[0]
+
+
+register(
+    Op(
+        "partial", 1, _infer_partial, lambda ctx, node, x: x,
+        "an unfinished reduction: stored as one value for each tile, see `coda explain`", surface=False, family="reduce",
+    )
+)  # fmt: skip
