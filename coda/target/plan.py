@@ -1,0 +1,149 @@
+"""The visitor plan: what one epilogue program becomes before it is C++.
+
+``lower`` (lower.py) makes a ``Plan`` from a program; ``emit.py`` writes its device code, ``coda/build/host.py`` its
+launcher, ``legality.py`` answers whether given tensors can run, ``explain`` prints it. A plan is independent of the
+tile: one plan is emitted once for each tile variant.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from coda.dtypes import DType
+from coda.ir import Axis, Dim, Node, Program, Size
+
+
+class Space(Enum):
+    """Over which part of the output tile a value varies, hence where it is computed."""
+
+    UNIFORM = "uniform"  # one value: scalars
+    ROW = "row"  # one for each row: f32[M]
+    COLUMN = "column"  # one for each column: bf16[N]
+    TILE = "tile"  # one for each element
+
+
+class Lanes(Enum):
+    """How a tensor holds the two lanes of a paired product along its column dim."""
+
+    NONE = "none"  # no lane axis
+    OUTER = "outer"  # (s F): concatenated halves
+    INNER = "inner"  # (F s): interleaved
+
+
+@dataclass(frozen=True)
+class Arg:
+    """One position of ``NAME_run``: parameters in order, then outputs in order. ``dims`` are sizes over the free axes."""
+
+    name: str
+    dtype: DType
+    dims: tuple[Size, ...]
+    axes: tuple[str, ...]  # each dim as written, for messages: "M", "(s F)"
+    is_output: bool = False
+    optional: bool = False
+    default: float | int | None = None
+    inout: bool = False
+
+
+@dataclass(frozen=True)
+class Operand:
+    """An entry of ``Launch.operands``: parameter ``arg`` read by the epilogue. ``row_dim``/``column_dim`` are the
+    tensor dims that carry rows and columns (None: broadcast). A TILE operand is fetched through TMA map ``map``
+    (its index in ``Launch.tiles``)."""
+
+    arg: str
+    space: Space
+    dtype: DType
+    row_dim: int | None = None
+    column_dim: int | None = None
+    lanes: Lanes = Lanes.NONE
+    identity: float = 0.0  # what an absent optional operand stands for
+    map: int | None = None
+
+
+@dataclass(frozen=True)
+class Store:
+    """An entry of ``Launch.outputs``.
+
+    kind "tile": a value for each element (``values`` has one node, or one for each lane), to output ``arg``.
+    kind "row": one f32 for each row and tile column, combined over the columns of the tile; "column": likewise over
+    the rows. Partials go to output ``arg`` as [count][length] where the program returns them unfinished, else to the
+    workspace, from where a Finishing reads them.
+    """
+
+    kind: str
+    values: tuple[Node, ...]
+    dtype: DType
+    arg: str | None = None
+    lanes: Lanes = Lanes.NONE
+    row_dim: int | None = None
+    column_dim: int | None = None
+    reduction: str | None = None  # "sum", "max", ... for row and column
+    finished: bool = False
+
+
+@dataclass(frozen=True)
+class Finishing:
+    """The finish kernel of one direction ("row" or "column"). ``partials``: indices into ``Plan.stores``, which come
+    first among its operands; then ``operands``; ``results``: (value node, output arg, dtype)."""
+
+    kind: str
+    partials: tuple[int, ...]
+    operands: tuple[Operand, ...]
+    results: tuple[tuple[Node, str, DType], ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A GEMM with a visitor epilogue, and the finish kernels of its reductions.
+
+    ``a`` is [M, K] and each of ``b`` [N, K], both K-major. ``lanes`` is 1 or 2; with 2, either ``b`` has two weights
+    of equal shape or one whose column dim holds both lanes as ``b_lanes`` says. ``columns`` is the column dim of one
+    lane. ``program`` is the program after lane unrolling: what the nodes in the stores belong to.
+    """
+
+    name: str
+    program: Program
+    args: tuple[Arg, ...]
+    a: str
+    b: tuple[str, ...]
+    lanes: int
+    b_lanes: Lanes
+    rows: Dim
+    columns: Dim
+    contraction: Dim
+    lane_axis: Axis | None
+    operands: tuple[Operand, ...]
+    stores: tuple[Store, ...]
+    finishings: tuple[Finishing, ...]
+
+    def arg(self, name: str) -> Arg:
+        return next(a for a in self.args if a.name == name)
+
+    @property
+    def tile_operands(self) -> tuple[Operand, ...]:
+        return tuple(o for o in self.operands if o.space is Space.TILE)
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A tile configuration: TileM x TileN of accumulators, 64 along K, and the schedule of its two warp groups."""
+
+    m: int
+    n: int
+    schedule: str = "pingpong"  # or "cooperative"
+    cluster_m: int = 2
+    cluster_n: int = 1
+    k: int = 64
+
+    @property
+    def name(self) -> str:
+        return f"{self.m}x{self.n}" + ("" if self.schedule == "pingpong" else "_coop")
+
+    @property
+    def slab_rows(self) -> int:
+        """Rows of the tile that one warp group's accumulators cover in one slab."""
+        return 64 if self.schedule == "pingpong" else 128
+
+
+TILES = (Tile(128, 128), Tile(128, 160), Tile(128, 192), Tile(128, 256, "cooperative"))

@@ -1,0 +1,58 @@
+// What the host half tells the device half: plain data, no CUTLASS, so that the launcher compiles with any C++17
+// compiler in a second. The structs are passed as __grid_constant__ kernel parameters.
+#pragma once
+#include <cstdint>
+#include <cuda.h>  // CUtensorMap
+
+namespace coda {
+
+// Where an epilogue operand lives. The element of row m, column n, lane l is data[m * row + n * column + l * lane];
+// strides count elements and are 0 along axes the operand lacks. Lanes are the two halves of a paired product (gate
+// and up). An absent optional operand has no data and stands for `value`, the identity of the + or * it is in; so
+// does a scalar passed from the host.
+struct Operand {
+  void const* data;
+  int64_t row, column, lane;
+  float value;
+  int32_t vector;  // 1: pairs of columns may be read as one word (unit stride, aligned base)
+};
+
+// Where a result goes. `vector` allows 16-byte stores: base, row stride and width are multiples of 16 bytes.
+struct Output {
+  void* data;
+  int64_t row, column, lane;
+  int32_t vector;
+};
+
+// The order in which persistent clusters walk the output tiles: groups of `swizzle` cluster tiles along the minor
+// direction, each group walked along the major one; the last group is simply narrower. See scheduler.h.
+struct Schedule {
+  int32_t clusters_m, clusters_n;  // cluster tiles in each direction
+  int32_t swizzle;                 // width of a group
+  int32_t along_n;                 // 1: groups run along N (minor direction M)
+  int32_t grid_clusters;           // clusters launched
+};
+
+// One GEMM with its epilogue. `n` counts accumulator columns: lanes x columns of a lane.
+template <int kMaps, int kOperands, int kOutputs>
+struct Launch {
+  CUtensorMap a, b;
+  CUtensorMap tiles[kMaps > 0 ? kMaps : 1];  // tile operands, in order of first use
+  int32_t m, n, k;
+  int32_t swap_lanes;  // 1: lane 0 is the weight at the higher address (see weights in host.h)
+  Schedule schedule;
+  Operand operands[kOperands > 0 ? kOperands : 1];
+  Output outputs[kOutputs > 0 ? kOutputs : 1];
+};
+
+// A finish kernel: combines `count` partials of each of `length` rows (or columns), in order. Partials of slot i are
+// an f32 array [count][length] at operands[i].data; the other operands and outputs follow as in the GEMM.
+template <int kOperands, int kOutputs>
+struct Finish {
+  int32_t length, count;
+  int64_t extent;  // number of elements reduced over: the divisor of a mean
+  Operand operands[kOperands > 0 ? kOperands : 1];
+  Output outputs[kOutputs > 0 ? kOutputs : 1];
+};
+
+}  // namespace coda
