@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,8 @@ class DType:
         return self.name
 
 
-# DLPack type codes (dlpack.h, DLDataTypeCode): 0 int, 1 uint, 2 float, 4 bfloat, 6 bool, 10 float8_e4m3fn, 12 float8_e5m2.
+# DLPack type codes (dlpack.h, DLDataTypeCode): 0 int, 1 uint, 2 float, 4 bfloat, 6 bool, 10 float8_e4m3fn,
+# 12 float8_e5m2.
 TABLE = {
     d.name: d
     for d in (
@@ -45,14 +47,14 @@ F8E4M3, F8E5M2 = TABLE["f8e4m3"], TABLE["f8e5m2"]
 I64, I32, S8, BOOL = TABLE["i64"], TABLE["i32"], TABLE["s8"], TABLE["bool"]
 
 
-def torch_dtype(dtype: DType):
+def torch_dtype(dtype: DType) -> Any:
     """The torch.dtype of a storage type (imports torch)."""
     import torch
 
     return getattr(torch, dtype.torch)
 
 
-def from_torch(dtype) -> DType | None:
+def from_torch(dtype: Any) -> DType | None:
     """The storage type of a torch.dtype, or None where the language has none."""
     name = str(dtype).removeprefix("torch.")
     return next((d for d in TABLE.values() if d.torch == name), None)

@@ -20,14 +20,14 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import sympy
 
 from coda.dtypes import DType
 from coda.errors import Source, Span
 
-Size = sympy.Expr
+Size: TypeAlias = sympy.Expr
 
 
 def size_symbol(name: str) -> sympy.Symbol:

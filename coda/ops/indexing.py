@@ -67,5 +67,11 @@ def _rand(ctx, node, seed, offset):
     return ctx.philox(int(seed), int(offset), [ctx.size(a.size) for a in node.attr("axes")])
 
 
-register(Op("rand", 2, _infer_rand, _rand, "rand(seed, offset, [M, D]): uniform numbers in [0, 1), "
-            "a function of the global index alone (Salmon et al. 2011, Philox4x32-10)", surface=False, family="random"))  # fmt: skip
+register(
+    Op(
+        "rand", 2, _infer_rand, _rand,
+        "rand(seed, offset, [M, D]): uniform numbers in [0, 1), a function of the global index alone"
+        " (Salmon et al. 2011, Philox4x32-10)",
+        surface=False, family="random",
+    )
+)  # fmt: skip

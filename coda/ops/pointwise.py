@@ -37,7 +37,9 @@ def pointwise(
 pointwise("add", 2, lambda a, b: a + b, "{0} + {1}", ("dy", "dy"), "a + b", infer_arithmetic, "+", False)
 pointwise("sub", 2, lambda a, b: a - b, "{0} - {1}", ("dy", "-dy"), "a - b", infer_arithmetic, "-", False)
 pointwise("mul", 2, lambda a, b: a * b, "{0} * {1}", ("dy * b", "dy * a"), "a * b", infer_arithmetic, "*", False)
-pointwise("div", 2, lambda a, b: a / b, "coda::div({0}, {1})", ("dy / b", "-dy * y / b"), "a / b", infer_float, "/", False)
+pointwise(
+    "div", 2, lambda a, b: a / b, "coda::div({0}, {1})", ("dy / b", "-dy * y / b"), "a / b", infer_float, "/", False
+)
 pointwise("neg", 1, lambda a: -a, "-{0}", ("-dy",), "-a", infer_arithmetic, "-", False)
 
 # Comparisons give bool; a bool in arithmetic is 0 or 1.
@@ -54,7 +56,9 @@ for _name, _symbol, _fn in (
 
 def _infer_where(types, attrs):
     if types[0].dtype.kind != "bool":
-        raise OpError(f"the condition of 'where' is {types[0].dtype}, not bool", "compare it with something, as in x > 0")
+        raise OpError(
+            f"the condition of 'where' is {types[0].dtype}, not bool", "compare it with something, as in x > 0"
+        )
     return Type(infer_arithmetic(types[1:], attrs).dtype, broadcast(types))
 
 

@@ -85,6 +85,7 @@ def _infer_partial(types, attrs):
 register(
     Op(
         "partial", 1, _infer_partial, lambda ctx, node, x: x,
-        "an unfinished reduction: stored as one value for each tile, see `coda explain`", surface=False, family="reduce",
+        "an unfinished reduction: stored as one value for each tile, see `coda explain`",
+        surface=False, family="reduce",
     )
 )  # fmt: skip

@@ -10,7 +10,9 @@ from coda.ops.table import Op, OpError, Type, broadcast, register
 
 
 def _structural(name, arity, infer, torch, doc, derivative=None, surface=False, symbol=None, family="structure"):
-    return register(Op(name, arity, infer, torch, doc, derivative=derivative, surface=surface, symbol=symbol, family=family))
+    return register(
+        Op(name, arity, infer, torch, doc, derivative=derivative, surface=surface, symbol=symbol, family=family)
+    )
 
 
 # Leaves: their type is an attribute.
@@ -60,10 +62,10 @@ def _infer_dot(types, attrs):
             )
         if t.dtype.kind != "float":
             raise OpError(f"the {which} operand of '@' is {t.dtype}; products take float dtypes")
-    if [x.name for x in a.dims[1]] != [x.name for x in b.dims[0]] or [x.size for x in a.dims[1]] != [x.size for x in b.dims[0]]:
-        describe = lambda dim: " ".join(x.name for x in dim)  # noqa: E731
+    if a.dims[1] != b.dims[0]:  # names and sizes
+        left, right = (" ".join(axis.name for axis in dim) for dim in (a.dims[1], b.dims[0]))
         raise OpError(
-            f"'@' contracts axis ({describe(a.dims[1])}) of the left operand with axis ({describe(b.dims[0])}) of the right",
+            f"'@' contracts axis ({left}) of the left operand with axis ({right}) of the right",
             "the last axis of the left operand and the first of the right must be the same; is a .T missing?",
         )
     shared = a.names & {x.name for x in b.dims[1]}
@@ -137,7 +139,9 @@ def _infer_slice(types, attrs):
 
 _structural(
     "slice", 1, _infer_slice,
-    lambda ctx, node, x: x.select([a.name for a in node.args[0].type.axes].index(node.attr("axis")), node.attr("index")),
+    lambda ctx, node, x: x.select(
+        [a.name for a in node.args[0].type.axes].index(node.attr("axis")), node.attr("index")
+    ),
     "z.s[0]: one position of an axis, which disappears",
 )  # fmt: skip
 

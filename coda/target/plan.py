@@ -147,3 +147,42 @@ class Tile:
 
 
 TILES = (Tile(128, 128), Tile(128, 160), Tile(128, 192), Tile(128, 256, "cooperative"))
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A plan at one tile: a kernel of the artifact. ``chunk`` is the columns (of one lane) of an operand chunk.
+
+    ``symbol`` is the kernel's name in the cubin. Every kernel is launched with 384 threads and ``SHARED_BYTES``.
+    """
+
+    plan: Plan
+    tile: Tile
+    symbol: str
+
+    @property
+    def columns(self) -> int:
+        """Columns of one lane in a tile."""
+        return self.tile.n // self.plan.lanes
+
+    @property
+    def chunk(self) -> int:
+        """Columns of an operand chunk: a TMA box of slab_rows x chunk elements, at most 128 bytes wide."""
+        widest = max((o.dtype.bytes for o in self.plan.tile_operands), default=2)
+        return 64 if widest == 2 and self.columns % 64 == 0 and self.tile.schedule == "pingpong" else 32
+
+    def row_partials(self, columns: int) -> int:
+        """How many partials a row reduction has: one for each tile column. ``columns``: size of the column dim."""
+        return -(-columns // self.columns)
+
+    @property
+    def column_partials_per_tile(self) -> int:
+        """A column reduction has one partial for each warp of a tile (16 rows of each slab)."""
+        return self.tile.slab_rows // 16
+
+    def column_partials(self, rows: int) -> int:
+        return -(-rows // self.tile.m) * self.column_partials_per_tile
+
+
+THREADS = 384
+SHARED_BYTES = 232448  # all of an H100/H200 multiprocessor's opt-in shared memory (CUDA programming guide, table 'Technical Specifications')
