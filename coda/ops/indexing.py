@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from coda.dtypes import F32
+from coda.errors import CodaError
 from coda.ops.structure import replace_axis
 from coda.ops.table import Op, OpError, Type, broadcast, register
 
@@ -14,11 +15,20 @@ def _infer_gather(types, attrs):
         raise OpError(f"an index must be an integer tensor, got {index.dtype}")
     if table.axis(attrs["axis"]) is None:
         raise OpError(f"there is no axis '{attrs['axis']}' to gather from")
+    twice = (table.names - {attrs["axis"]}) & index.names
+    if twice:
+        raise OpError(
+            f"the gathered value would have axis '{sorted(twice)[0]}' twice",
+            "pick(z, V, label) reads one element of each row",
+        )
     return replace_axis(table, attrs["axis"], index.axes)
 
 
 def _gather(ctx, node, table, index):
     position = [a.name for a in node.args[0].type.axes].index(node.attr("axis"))
+    size = table.shape[position]
+    if index.numel() and not 0 <= int(index.min()) <= int(index.max()) < size:
+        raise CodaError.of(f"an index into axis '{node.attr('axis')}' lies outside 0..{size - 1}")
     flat = table.index_select(position, index.reshape(-1).long())
     return flat.unflatten(position, tuple(index.shape)) if index.dim() else flat.squeeze(position)
 
@@ -41,17 +51,15 @@ def _infer_pick(types, attrs):
 def _pick(ctx, node, z, index):
     import torch
 
-    axis = node.attr("axis")
-    position = [a.name for a in node.args[0].type.axes].index(axis)
-    size = z.shape[position]
-    last = z.movedim(position, -1)
-    rest = [a for a in node.args[0].type.axes if a.name != axis]
-    index = ctx.align_axes(index, node.args[1].type.axes, rest).expand(last.shape[:-1]).long()
-    inside = (index >= 0) & (index < size)
+    z_type, index_type = (a.type for a in node.args)
+    picked_axis = z_type.axis(node.attr("axis"))
+    rows = ctx.expand(ctx.compute(z, node.dtype), z_type.axes, (*node.type.axes, picked_axis))
+    index = ctx.expand(index.long(), index_type.axes, node.type.axes)
+    size = rows.shape[-1]
     if size == 0:
-        return last.new_zeros(last.shape[:-1])
-    picked = last.gather(-1, index.clamp(0, size - 1).unsqueeze(-1)).squeeze(-1)
-    return torch.where(inside, picked, picked.new_zeros(()))
+        return rows.new_zeros(rows.shape[:-1])
+    picked = rows.gather(-1, index.clamp(0, size - 1).unsqueeze(-1)).squeeze(-1)
+    return torch.where((index >= 0) & (index < size), picked, picked.new_zeros(()))
 
 
 register(Op("pick", 2, _infer_pick, _pick, "pick(z, V, label): the element of each row at an integer position",

@@ -42,7 +42,12 @@ def _infer(types, attrs):
                 "name an axis of the operand",
             )
     dims = tuple(d for d in (tuple(a for a in dim if a.name not in names) for dim in t.dims) if d)
-    return Type(F32 if t.dtype.kind != "int" else arithmetic_dtype(types), dims)
+    return Type(arithmetic_dtype(types), dims)
+
+
+def _infer_float(types, attrs):
+    """A mean or a logarithm of integers is no integer."""
+    return _infer(types, attrs).with_dtype(F32)
 
 
 def _reduce(kind):
@@ -50,16 +55,27 @@ def _reduce(kind):
         import torch
 
         axes = [i for i, a in enumerate(node.args[0].type.axes) if a.name in node.attr("axes")]
+        x = ctx.compute(x, node.dtype)  # a bool counts as 0 or 1
         if kind in ("max", "min"):
             if any(x.shape[i] == 0 for i in axes):
                 shape = [s for i, s in enumerate(x.shape) if i not in axes]
-                return x.new_full(shape, float("-inf") if kind == "max" else float("inf"))
+                return _empty_extremum(x, kind, shape)
             return (torch.amax if kind == "max" else torch.amin)(x, axes)
         if kind == "logsumexp":
             return torch.logsumexp(x, axes)
         return getattr(x, kind)(axes)
 
     return torch_reduce
+
+
+def _empty_extremum(x, kind, shape):
+    """The identity of max or min, for a reduction over nothing."""
+    import torch
+
+    if x.is_floating_point():
+        return x.new_full(shape, float("-inf") if kind == "max" else float("inf"))
+    limits = torch.iinfo(x.dtype)
+    return x.new_full(shape, limits.min if kind == "max" else limits.max)
 
 
 _DERIVATIVES = {
@@ -72,8 +88,8 @@ _DERIVATIVES = {
 for _kind, _text in _DERIVATIVES.items():
     register(
         Op(
-            f"reduce_{_kind}", 1, _infer, _reduce(_kind), f"{_kind} over the named axes", derivative=(_text,),
-            surface=False, family="reduce",
+            f"reduce_{_kind}", 1, _infer_float if _kind in ("mean", "logsumexp") else _infer, _reduce(_kind),
+            f"{_kind} over the named axes", derivative=(_text,), surface=False, family="reduce",
         )
     )  # fmt: skip
 

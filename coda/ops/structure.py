@@ -80,9 +80,7 @@ def _infer_dot(types, attrs):
 
 
 def _dot(ctx, node, a, b):
-    left, right = node.args
-    contracted = [x.name for x in left.type.dims[1]]
-    return ctx.contract(a, left.type, b, right.type, contracted, node.type)
+    return ctx.contract(a, b, node)
 
 
 _structural("dot", 2, _infer_dot, _dot, "a @ b: contraction of the last dim of a with the first of b, f32 accumulation",
@@ -96,7 +94,8 @@ def _infer_transpose(types, attrs):
     return Type(t.dtype, (t.dims[1], t.dims[0]))
 
 
-_structural("transpose", 1, _infer_transpose, lambda ctx, node, x: ctx.relayout(x, node.args[0].type, node.type),
+_structural("transpose", 1, _infer_transpose,
+            lambda ctx, node, x: ctx.align_axes(x, node.args[0].type.axes, node.type.axes),
             ".T: the two dims swapped", derivative=("dy.T",))  # fmt: skip
 
 
@@ -108,7 +107,7 @@ def _infer_layout(types, attrs):
     return Type(t.dtype, dims)
 
 
-_structural("layout", 1, _infer_layout, lambda ctx, node, x: ctx.relayout(x, node.args[0].type, node.type),
+_structural("layout", 1, _infer_layout, lambda ctx, node, x: ctx.align_axes(x, node.args[0].type.axes, node.type.axes),
             "the same value with its axes in another order or grouping: `dims`", derivative=("dy",))  # fmt: skip
 
 
@@ -174,7 +173,8 @@ def _infer_stack(types, attrs):
 def _stack(ctx, node, *xs):
     import torch
 
-    return torch.stack(ctx.align_to(node.type.axes[:-1], node, xs), -1)
+    axes = node.type.axes[:-1]
+    return torch.stack([ctx.expand(x, arg.type.axes, axes) for x, arg in zip(xs, node.args, strict=True)], -1)
 
 
 _structural("stack", None, _infer_stack, _stack, "stack(a, b, s): a new axis s from values of equal axes")
@@ -197,14 +197,13 @@ def _infer_concat(types, attrs):
 def _concat(ctx, node, *xs):
     import torch
 
-    axis = node.attr("axis").name
-    names = [a.name for a in node.type.axes]
-    out = []
-    for arg, part, x in zip(node.args, node.attr("parts"), xs, strict=True):
-        order = [part if n == axis else n for n in names]
-        axes = [next((a for a in arg.type.axes if a.name == n), None) for n in order]
-        out.append(ctx.expand_to(x, arg.type.axes, axes, node.type.axes, axis))
-    return torch.cat(out, names.index(axis))
+    position = [a.name for a in node.type.axes].index(node.attr("axis").name)
+    parts = []
+    for x, arg, name in zip(xs, node.args, node.attr("parts"), strict=True):
+        target = list(node.type.axes)
+        target[position] = arg.type.axis(name)
+        parts.append(ctx.expand(x, arg.type.axes, target))
+    return torch.cat(parts, position)
 
 
 _structural("concat", None, _infer_concat, _concat, "concat(a, b, d): values joined along an axis")
