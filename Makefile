@@ -32,7 +32,7 @@ fix:  ## repair what can be repaired: lint and format
 	@python=$$(tools/python ruff) && $$python -m ruff check --fix; $$python -m ruff format
 
 bench:  ## measure on the GPU; writes one JSON file into benchmarks/results
-	@python=$$(tools/python torch lark sympy) && $$python benchmarks/run.py && $$python benchmarks/table.py
+	@python=$$(tools/python torch lark sympy) && $$python -m benchmarks.build .bench && $$python -m benchmarks.run && $$python -m benchmarks.table
 
 clean:  ## remove what the goals above make, except .venv
 	rm -rf .demo build dist .pytest_cache .hypothesis .mypy_cache .ruff_cache

@@ -1,0 +1,1 @@
+"""Measurements beside cuBLAS and torch.compile: build, run, table. See run.py."""

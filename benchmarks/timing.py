@@ -1,0 +1,90 @@
+"""Interleaved timing. A GPU under load is power-limited: how fast a kernel runs depends on what ran just before it, by
+4-5 % even for cuBLAS. So candidates are never timed one after the other: each round times every candidate once, in a
+new random order, and the baseline several times in between. What is reported of a candidate is the median over the
+rounds of its ratio to the baseline *of the same round*; absolute times are for orientation.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+Call = Callable[[], object]
+Key = TypeVar("Key", bound=Hashable)
+
+BASELINE_LAPS = 4  # how often the baseline is timed in a round
+MIN_ROUNDS = 5  # fewer make a median of ratios meaningless
+
+
+class Timer(Protocol):
+    """Runs a call on the device and gives its time in milliseconds."""
+
+    def __call__(self, call: Call) -> float: ...
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What the rounds say about one candidate. The quartiles tell how much to believe of the ratio."""
+
+    median_ms: float
+    ratio: float
+    ratio_quartiles: tuple[float, float]
+    rounds: int
+
+
+def interleave(
+    candidates: Mapping[Key, Call], baseline: Key, timer: Timer, rounds: int, seconds: float, seed: int = 0
+) -> dict[Key, Measurement]:
+    """Time all candidates in shuffled rounds, until ``rounds`` are done or ``seconds`` are over (but MIN_ROUNDS at
+    least). ``baseline`` names one of the candidates."""
+    order = list(candidates) + [baseline] * (BASELINE_LAPS - 1)
+    shuffle = random.Random(seed).shuffle
+    for call in candidates.values():  # warm together: the first round must not be special
+        timer(call)
+    times: list[dict[Key, float]] = []
+    end = time.monotonic() + seconds
+    while len(times) < rounds and (len(times) < MIN_ROUNDS or time.monotonic() < end):
+        shuffle(order)
+        seen: dict[Key, list[float]] = {name: [] for name in candidates}
+        for name in order:
+            seen[name].append(timer(candidates[name]))
+        times.append({name: statistics.mean(laps) for name, laps in seen.items()})
+    return {name: summarize([t[name] for t in times], [t[baseline] for t in times]) for name in candidates}
+
+
+def summarize(times: list[float], baseline: list[float]) -> Measurement:
+    """The median time, and the median and quartiles of the per-round ratios. Both lists have one entry a round."""
+    if not times or min(times) <= 0 or min(baseline) <= 0:
+        raise ValueError("a time that is not positive means that the kernel did not run")
+    ratios = [t / b for t, b in zip(times, baseline, strict=True)]
+    low, _, high = statistics.quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else ratios * 3
+    return Measurement(statistics.median(times), statistics.median(ratios), (low, high), len(ratios))
+
+
+class CudaTimer:
+    """Times with CUDA events. The device is kept busy while the host queues the calls, so host time does not show;
+    of ``repeats`` calls the first is left out, for it meets the caches and clocks of whatever ran before."""
+
+    QUEUE_AHEAD_CYCLES = 1_000_000  # about half a millisecond
+
+    def __init__(self, repeats: int = 3):
+        import torch
+
+        self.cuda = torch.cuda
+        self.repeats = repeats
+
+    def __call__(self, call: Call) -> float:
+        self.cuda._sleep(self.QUEUE_AHEAD_CYCLES)
+        spans = []
+        for _ in range(self.repeats):
+            start, stop = self.cuda.Event(enable_timing=True), self.cuda.Event(enable_timing=True)
+            start.record()
+            call()
+            stop.record()
+            spans.append((start, stop))
+        self.cuda.synchronize()
+        return statistics.mean(start.elapsed_time(stop) for start, stop in spans[1:])

@@ -1,0 +1,88 @@
+"""The statistics, the result files and the README's table, without a GPU."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from benchmarks import records, table
+from benchmarks.timing import BASELINE_LAPS, MIN_ROUNDS, interleave, summarize
+from benchmarks.workloads import WORKLOADS, operands, relative_errors
+
+
+def test_ratio_is_taken_within_each_round():
+    # The device slows down to half speed over the rounds; the ratio does not move.
+    baseline = [1.0, 1.5, 2.0]
+    measured = summarize([1.1 * t for t in baseline], baseline)
+    assert measured.ratio == pytest.approx(1.1)
+    assert measured.ratio_quartiles == pytest.approx((1.1, 1.1))
+    assert measured.median_ms == pytest.approx(1.65)
+    assert measured.rounds == 3
+
+
+def test_a_time_of_zero_is_refused():
+    with pytest.raises(ValueError, match="did not run"):
+        summarize([0.0], [1.0])
+
+
+def test_rounds_time_every_candidate_and_stop_at_the_budget():
+    cost = {"base": 1.0, "fused": 1.25}
+    calls: list[str] = []
+
+    def timer(call):
+        name = call()
+        calls.append(name)
+        return cost[name]
+
+    candidates = {name: (lambda name=name: name) for name in cost}
+    measured = interleave(candidates, "base", timer, rounds=100, seconds=0)
+    assert measured["fused"].ratio == 1.25
+    assert measured["fused"].rounds == MIN_ROUNDS
+    assert calls.count("base") == 1 + MIN_ROUNDS * BASELINE_LAPS  # one to warm up
+    assert calls.count("fused") == 1 + MIN_ROUNDS
+
+
+def row(impl: str, ratio: float, tile: str | None = None) -> records.Row:
+    quartiles = (ratio, ratio)
+    return records.Row("gemm", "forward", None, 8, 16, 32, "bf16", impl, tile, ratio, ratio, quartiles, 9, 1e-3)
+
+
+def test_result_file_has_the_agreed_layout(tmp_path):
+    path = records.write([row("coda", 1.0, "128x128")], "NVIDIA H200", {"torch": "2"}, "run", tmp_path)
+    document = json.loads(path.read_text())
+    assert set(document) == {"device", "versions", "date", "command", "rows"}
+    wanted = {"workload", "phase", "model", "M", "N", "K", "dtype", "impl", "tile", "median_ms", "ratio", "rounds"}
+    assert wanted <= set(document["rows"][0])
+    assert "nvidia-h200" in path.name
+    assert records.read_all(tmp_path) == [document]
+
+
+def test_table_shows_the_best_tile_of_the_newest_run(tmp_path):
+    def document(date: str, *rows: records.Row) -> dict:
+        return {"device": "GPU", "versions": {"torch": "2"}, "date": date, "rows": [vars(r) for r in rows]}
+
+    old = document("2026-01-01", row("coda", 0.5, "128x192"))
+    new = document("2026-01-02", row("coda", 1.02, "128x160"), row("coda", 1.01, "128x128"), row("torch.compile", 1.2))
+    text = table.table([old, new])
+    assert "| gemm | forward | 8 | 16 | 32 | bf16 | 1.010 | 128x128 | 1.200 |" in text
+    assert "0.500" not in text
+    assert table.table([]) == table.NOTHING
+
+
+def test_readme_shows_what_the_result_files_say():
+    assert table.main(["--check"]) == 0
+
+
+@pytest.mark.parametrize("workload", WORKLOADS.values(), ids=lambda w: w.name)
+def test_eager_torch_is_near_its_own_float64(workload):
+    inputs = [operands(24, 16, 32, seed=0, device="cpu")[name] for name in workload.operands]
+    want = workload.math(*(x.double() for x in inputs))
+    assert max(relative_errors(workload.math(*inputs), want)) < 1e-2
+
+
+def test_partial_statistics_are_summed_and_unwritten_elements_show():
+    want = (torch.tensor([3.0, 5.0], dtype=torch.float64),)
+    assert relative_errors((torch.tensor([[1.0, 2.0], [2.0, 3.0]]),), want) == [0.0]
+    assert relative_errors((torch.tensor([3.0, float("nan")]),), want)[0] != 0.0
