@@ -51,8 +51,21 @@ def evaluate(
     """
     check_operands(program, inputs)
     sizes = bind(program, shapes_of(inputs), dims)
-    home = device if device is not None else _device_of(inputs)
-    context = Context(program, inputs, sizes, torch.float64 if exact else arithmetic, exact, torch.device(home))
+    return evaluate_sized(program, inputs, sizes, arithmetic=arithmetic, exact=exact, device=device)
+
+
+def evaluate_sized(
+    program: Program,
+    inputs: Mapping[str, Value],
+    sizes: Mapping[str, int],
+    *,
+    arithmetic: torch.dtype = torch.float32,
+    exact: bool = False,
+    device: torch.device | str | None = None,
+) -> dict[str, Tensor]:
+    """``evaluate`` on operands that were checked and bound before: ``sizes`` is what ``bind`` returned."""
+    home = torch.device(device if device is not None else _device_of(inputs))
+    context = Context(program, inputs, sizes, torch.float64 if exact else arithmetic, exact, home)
     with torch.no_grad(), _ieee_f32():
         values = _run(program, context)
         return {o.name: context.finish(o, values[o.value]) for o in program.outputs}
@@ -80,7 +93,7 @@ class Context:
         self,
         program: Program,
         inputs: Mapping[str, Value],
-        sizes: dict[str, int],
+        sizes: Mapping[str, int],
         arithmetic: torch.dtype,
         exact: bool,
         device: torch.device,

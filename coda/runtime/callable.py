@@ -1,0 +1,192 @@
+"""A program as a function of torch tensors.
+
+A call takes one of four routes, and ``last_route`` says which:
+
+* ``kernel``: CUDA operands that the artifact accepts as they are;
+* ``copy``: the artifact refused their layout, and runs on aligned copies of the operands named;
+* ``reference``: the interpreter of ``reference.py``: CPU operands, no compiler, or a refusal nothing cures;
+* ``empty``: some axis has size 0. No kernel is launched; empty sums are zeros.
+
+The policy ``fallback`` limits this: ``copy`` allows all four, ``reference`` forbids copies, ``strict`` turns every
+refusal of a CUDA call into a CodaError. Operands are never modified, except ``inout`` ones. Launches go to the
+operands' device and its current stream. Nothing here keeps a tensor alive after the call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from coda.errors import CodaError
+from coda.ir import Program
+from coda.runtime.layout import cure
+from coda.runtime.operands import Operands, named, resolve, scalars_as_tensors
+from coda.runtime.reference import evaluate_sized
+from coda.runtime.results import allocate, guard_gradient, preallocated, returned, shape_of
+
+FALLBACKS = ("copy", "reference", "strict")
+Arguments = list[Tensor | None]
+
+
+class Artifact(Protocol):
+    """Built kernels of one program. ``args`` are in ABI order, parameters then outputs: CUDA tensors, 0-dim CPU tensors
+    for scalars, None for absent operands. An inout parameter has no output of its own."""
+
+    def check(self, args: Arguments) -> str | None:
+        """The sentence why these arguments are refused, or None."""
+
+    def output_shapes(self, sizes: Mapping[str, int]) -> Mapping[str, Sequence[int]]:
+        """The shape of each output, by name: a ``partial`` one has a dim of tile partials in front."""
+
+    def workspace_bytes(self, args: Arguments) -> int: ...
+
+    def run(self, args: Arguments, workspace: Tensor | None, stream: int) -> None: ...
+
+    def warmup(self, device: torch.device) -> None:
+        """Load the kernels on a device, so that ``run`` may be captured into a CUDA graph."""
+
+
+Builder = Callable[[Program, Mapping[str, int], Any], Artifact]
+
+
+@dataclass(frozen=True)
+class Route:
+    """How a call ran: ``kind`` (see the module), the operands copied, and why it was not simply the kernel."""
+
+    kind: str
+    copied: tuple[str, ...] = ()
+    reason: str | None = None
+
+    def __str__(self) -> str:
+        text = f"copy of {', '.join(self.copied)}" if self.copied else self.kind
+        return text + (f": {self.reason}" if self.reason else "")
+
+
+@dataclass
+class CompiledProgram:
+    """Call it with tensors, by position or parameter name; see ``coda.compile``.
+
+    ``build`` makes the artifact when a CUDA call first needs it, or is None where the program must not be built.
+    """
+
+    program: Program
+    dims: dict[str, int] = field(default_factory=dict)
+    tile: Any = None
+    fallback: str = "copy"
+    build: Builder | None = None
+    artifact: Artifact | None = None
+    last_route: Route | None = field(default=None, compare=False)
+    _failure: CodaError | None = field(default=None, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.fallback not in FALLBACKS:
+            raise CodaError.of(f"fallback is '{self.fallback}'", f"one of {', '.join(FALLBACKS)}")
+
+    def __call__(self, *args: Any, out: Any = None, **kwargs: Any) -> Any:
+        """Run the program. Returns a tensor, a tuple of tensors, or None where it only accumulates into inouts.
+
+        ``out`` preallocates outputs: a tensor, a sequence in output order or a dict by name. Raises CodaError for
+        operands that do not fit the program and, under ``fallback="strict"``, for what the kernel refuses.
+        """
+        operands = resolve(self.program, named(self.program, args, kwargs), self.dims)
+        given = preallocated(self.program, out, operands)
+        with torch.no_grad():
+            results, self.last_route = self._dispatch(operands, given)
+        outputs = []
+        for output in returned(self.program):
+            x = given.get(output.name)
+            if x is None:
+                x = results[output.name]
+                x = x if output.is_partial else x.reshape(shape_of(output, operands))
+                x = guard_gradient(self.program, operands, x)
+            outputs.append(x)
+        return tuple(outputs) if len(outputs) > 1 else next(iter(outputs), None)
+
+    def warmup(self, device: torch.device | str) -> None:
+        """Build if necessary and load the kernels on a CUDA device, as is needed before graph capture."""
+        self._built().warmup(torch.device(device))
+
+    def _dispatch(self, operands: Operands, given: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Route]:
+        """The results by name, in the given tensors where there are any, and how they came about."""
+        if 0 in operands.sizes.values():
+            return self._reference(operands, given), Route("empty")
+        device = next((x.device for x in operands.tensors.values() if x.dim()), torch.device("cpu"))
+        if device.type != "cuda":
+            return self._reference(operands, given), Route("reference", reason=f"the operands are on {device}")
+        try:
+            artifact = self._built()
+        except CodaError as failure:
+            if self.fallback == "strict":
+                raise
+            return self._reference(operands, given), Route("reference", reason=failure.diagnostics[0].message)
+        return self._kernel(artifact, operands, given, device)
+
+    def _built(self) -> Artifact:
+        """The artifact; built once, and a failure to build is remembered."""
+        if self.artifact is not None:
+            return self.artifact
+        if self._failure is not None:
+            raise self._failure
+        if self.build is None:
+            raise CodaError.of(f"program '{self.program.name}' was compiled for the reference interpreter only")
+        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            raise CodaError.of(f"program '{self.program.name}' is not built, and a CUDA graph is being captured",
+                               "call .warmup(device) before the capture")  # fmt: skip
+        try:
+            self.artifact = self.build(self.program, self.dims, self.tile)
+        except CodaError as failure:
+            self._failure = failure
+            raise
+        return self.artifact
+
+    def _kernel(
+        self, artifact: Artifact, operands: Operands, given: Mapping[str, Tensor], device: torch.device
+    ) -> tuple[dict[str, Tensor], Route]:
+        """Launch, on copies where that is needed and allowed; else the reference, or an error in strict mode."""
+        results = allocate(self.program, artifact.output_shapes(operands.sizes), given, device)
+        inputs = scalars_as_tensors(self.program, operands.values)
+        names, arguments = [*inputs, *results], [*inputs.values(), *results.values()]
+        refusal = artifact.check(arguments)
+        used, copied, left = arguments, list[int](), refusal
+        if refusal is not None and self.fallback == "copy":
+            used, copied, left = cure(arguments, names, artifact.check)
+        if left is not None:
+            if self.fallback == "strict":
+                raise CodaError.of(f"program '{self.program.name}': {left}")
+            return self._reference(operands, given), Route("reference", reason=left)
+        _launch(artifact, used, device)
+        written = {p.name for p in self.program.params if p.inout} | results.keys()
+        _write_back([i for i, name in enumerate(names) if name in written], arguments, used)
+        return results, Route("copy" if copied else "kernel", tuple(names[i] for i in copied), refusal)
+
+    def _reference(self, operands: Operands, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        results = evaluate_sized(self.program, operands.values, operands.sizes)
+        for output in self.program.outputs:
+            target = given.get(output.name) if output.into is None else operands.values[output.into]
+            if target is not None:
+                target.copy_(results[output.name].reshape(target.shape))
+        return results
+
+
+def _launch(artifact: Artifact, args: Arguments, device: torch.device) -> None:
+    """Run on the operands' device and its current stream, with workspace from torch's allocator."""
+    with torch.cuda.device(device):
+        size = artifact.workspace_bytes(args)
+        workspace = torch.empty(size, dtype=torch.uint8, device=device) if size else None
+        artifact.run(args, workspace, torch.cuda.current_stream(device).cuda_stream)
+
+
+def _write_back(positions: Sequence[int], arguments: Arguments, used: Arguments) -> None:
+    """Results from aligned copies go into the caller's tensors; autograd is told of what was written in place."""
+    for position in positions:
+        original, current = arguments[position], used[position]
+        if original is None or current is None:
+            continue
+        if current is original:
+            torch.autograd.graph.increment_version(original)
+        else:
+            original.copy_(current)
