@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, order=True)
 class Span:
     """A range of source text; lines and columns count from 1, the end column is exclusive."""
 

@@ -132,8 +132,9 @@ _interned: weakref.WeakValueDictionary[tuple, Node] = weakref.WeakValueDictionar
 def intern(op: str, args: Iterable[Node], attrs: dict[str, Any], type: Type, span: Span | None = None) -> Node:
     """The one node with these parts. The span of the first maker is kept."""
     args, frozen = tuple(args), tuple(sorted(attrs.items()))
-    # bool, int and float constants compare equal in Python (1 == 1.0 == True): the dtype in `type` tells them apart.
-    key = (op, args, frozen, type)
+    # Python finds 1 == 1.0 == True and 0.0 == -0.0, and nan != nan: floats are told apart by their repr, the rest by
+    # the dtype in `type`.
+    key = (op, args, tuple((k, repr(v) if isinstance(v, float) else v) for k, v in frozen), type)
     node = _interned.get(key)
     if node is None:
         node = Node(op, args, frozen, type, span)
@@ -209,7 +210,15 @@ class Program:
         return tuple(a for a in self.axes if a.is_free)
 
     def with_outputs(self, outputs: Iterable[Output]) -> Program:
-        return replace(self, outputs=tuple(outputs))
+        outputs = tuple(outputs)
+        return replace(self, outputs=outputs, axes=appearing_axes(self.params, outputs))
+
+
+def appearing_axes(params: Iterable[Param], outputs: Iterable[Output]) -> tuple[Axis, ...]:
+    """The axes of a program in order of appearance: in its parameters, then in its values, operands first."""
+    outputs = list(outputs)
+    types = [p.type for p in params] + [n.type for n in topological(o.value for o in outputs)]
+    return tuple(dict.fromkeys(axis for t in types for axis in t.axes))
 
 
 def topological(roots: Iterable[Node]) -> list[Node]:

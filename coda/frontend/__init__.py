@@ -1,0 +1,111 @@
+"""Text to IR: ``load`` a source, ``load_path`` a file, or one ``expression`` over given nodes.
+
+    parse.py        text -> syntax tree (grammar/coda.lark); mistakes.py says syntax errors in plain words
+    check.py        syntax tree -> ir.Program: parameters, statements, results
+    statements.py   assignments and declared types
+    expressions.py  names, literals, operators, slices
+    calls.py        built-in functions (builtins.py) and the inlining of fn
+    rounding.py     the casts that the checker inserts
+    scope.py        what names mean; axes.py the axes and their sizes
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from coda.errors import CodaError, Diagnostic, Source, did_you_mean
+from coda.frontend import syntax
+from coda.frontend.axes import AxisTable
+from coda.frontend.builtins import BUILTINS
+from coda.frontend.check import Consts, check_program
+from coda.frontend.expressions import value
+from coda.frontend.parse import parse_expression, parse_module
+from coda.frontend.report import Failed, Report
+from coda.frontend.scope import Context, Scope
+from coda.ir import Node, Program
+from coda.resources import library_dir
+
+__all__ = ["Module", "expression", "library", "load", "load_path"]
+
+
+@dataclass(frozen=True)
+class Module:
+    """The programs of a source text, in its order, and what is doubtful about them."""
+
+    programs: dict[str, Program]
+    warnings: list[Diagnostic]
+    source: Source
+
+
+def load(source: Source | str, consts: Consts | None = None) -> Module:
+    """Parse and check a source text. ``consts`` gives values to const parameters; a const size without one stays
+    symbolic. Raises CodaError with all errors of the text."""
+    source = Source(source) if isinstance(source, str) else source
+    definitions = parse_module(source)
+    report = Report(source)
+    functions = dict(library())
+    programs: dict[str, Program] = {}
+    _check_definitions(definitions, report)
+    functions |= {d.name.name: d for d in definitions if d.kind == "fn"}
+    _check_consts(definitions, consts or {})
+    for definition in definitions:
+        if definition.kind == "program":
+            programs[definition.name.name] = check_program(definition, report, functions, consts or {})
+    if errors := report.of("error"):
+        raise CodaError(errors, source)
+    return Module(programs, report.of("warning"), source)
+
+
+def load_path(path: str | Path, consts: Consts | None = None) -> Module:
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise CodaError.of(f"cannot read {path}: {error.strerror}") from None
+    return load(Source(text, str(path)), consts)
+
+
+@lru_cache(maxsize=1)
+def library() -> dict[str, syntax.Definition]:
+    """The functions that ship with coda, by name."""
+    files = sorted(library_dir().glob("*.coda"))
+    sources = [Source(f.read_text(encoding="utf-8"), f"coda/library/{f.name}") for f in files]
+    return {d.name.name: d for source in sources for d in parse_module(source)}
+
+
+def expression(text: str, **nodes: Node) -> Node:
+    """The IR of one expression over given nodes, as in ``expression("dy * sigmoid(a)", dy=dy, a=a)``."""
+    source = Source(text, "<expression>")
+    parsed = parse_expression(source)
+    report = Report(source)
+    table = AxisTable(report)
+    for node in nodes.values():
+        for axis in node.type.axes:
+            table.add(axis)
+    scope = Scope(Context(report, table, library()), variables=dict(nodes))
+    try:
+        return value(scope, parsed)
+    except Failed:
+        raise CodaError(report.of("error"), source) from None
+
+
+def _check_definitions(definitions: list[syntax.Definition], report: Report) -> None:
+    seen: set[str] = set()
+    for definition in definitions:
+        name = definition.name
+        if name.name in seen:
+            report.error(f"'{name.name}' is defined twice", name.span)
+        if definition.kind == "fn" and name.name in BUILTINS:
+            report.error(f"'{name.name}' is a built-in function", name.span, "choose another name")
+        seen.add(name.name)
+
+
+def _check_consts(definitions: list[syntax.Definition], consts: Consts) -> None:
+    """A value for a const that no program has is a mistake, not something to ignore."""
+    known = {p.name.name for d in definitions for p in d.parameters if p.qualifier == "const" and p.type is None}
+    for name in consts:
+        if name not in known:
+            hint = did_you_mean(name, known) or (f"the consts are {', '.join(sorted(known))}" if known else None)
+            raise CodaError.of(f"there is no const '{name}' in this source", hint)
