@@ -1,4 +1,4 @@
-"""Elementwise operations: one record each. C++ names live in ``templates/math.h``.
+"""Elementwise operations: one record each. C++ names live in ``templates/scalar.h``.
 
 Derivatives are program text in a numerically stable form with torch's values at kinks: relu'(0) = 0; abs'(0) = 0;
 max and min split a tie in two halves (torch.maximum); clamp passes the gradient at its bounds.
@@ -63,7 +63,7 @@ def _infer_where(types, attrs):
 
 
 pointwise(
-    "where", 3, lambda c, a, b: _torch().where(c, a, b), "{0} ? {1} : {2}",
+    "where", 3, lambda c, a, b: _torch().where(c, a, b), "coda::where({0}, {1}, {2})",
     (None, "where(a, dy, 0)", "where(a, 0, dy)"), "b where the condition a holds, else c", _infer_where,
 )  # fmt: skip
 pointwise(

@@ -1,0 +1,7 @@
+"""sm_90a: what can be lowered, the visitor plan, tiles, and C++ emission."""
+
+from coda.target.lower import lower
+from coda.target.plan import TILES, Plan, Tile, Variant
+from coda.target.tiles import choose_tile, parse_tile, variants
+
+__all__ = ["TILES", "Plan", "Tile", "Variant", "choose_tile", "lower", "parse_tile", "variants"]

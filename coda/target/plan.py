@@ -177,8 +177,8 @@ class Variant:
 
     @property
     def column_partials_per_tile(self) -> int:
-        """A column reduction has one partial for each warp of a tile (16 rows of each slab)."""
-        return self.tile.slab_rows // 16
+        """A column reduction has one partial for each band of 16 rows, the rows of one warp."""
+        return self.tile.m // 16
 
     def column_partials(self, rows: int) -> int:
         return -(-rows // self.tile.m) * self.column_partials_per_tile

@@ -1,0 +1,102 @@
+"""Unroll lanes: split every value over a lane axis into its positions, so that the epilogue's math is scalar.
+
+A lane axis is a static axis that a program slices (``z.s[0]``) or stacks (``stack(a, b, s)``): gate and up, usually.
+Slices move to the leaves (parameters and products), where they become addresses; outputs over the axis become a
+``stack`` of their lanes at the root, where it becomes a store. Label: bitwise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from coda.dtypes import I64
+from coda.errors import CodaError, Diagnostic
+from coda.ir import Axis, Node, Program
+from coda.ops import OPS, build
+
+_COMBINE = {"reduce_sum": "add", "reduce_max": "maximum", "reduce_min": "minimum"}
+
+
+def lane_axes(program: Program) -> tuple[Axis, ...]:
+    """The axes that the program slices or stacks, in order of first use."""
+    found: dict[str, Axis] = {}
+    for node in program.nodes():
+        if node.op == "slice":
+            axis = node.args[0].type.axis(node.attr("axis"))
+            if axis is not None:
+                found.setdefault(axis.name, axis)
+        elif node.op == "stack":
+            found.setdefault(node.attr("axis").name, node.attr("axis"))
+    return tuple(found.values())
+
+
+def unroll_lanes(program: Program) -> Program:
+    for axis in lane_axes(program):
+        program = _Unroller(axis).run(program)
+    return program
+
+
+class _Unroller:
+    def __init__(self, axis: Axis):
+        self.axis = axis
+        if axis.static is None:
+            raise CodaError.of(f"axis '{axis.name}' is sliced or stacked, so its size must be static, as in (s=2 F)")
+        self.lanes: dict[tuple[Node, int], Node] = {}
+        self.rebuilt: dict[Node, Node] = {}
+
+    def run(self, program: Program) -> Program:
+        return program.with_outputs(replace(o, value=self.whole(o.value)) for o in program.outputs)
+
+    def has_axis(self, node: Node) -> bool:
+        return self.axis.name in node.type.names
+
+    def whole(self, node: Node) -> Node:
+        """The node with lanes unrolled below it; one over the axis becomes a stack of its lanes."""
+        if self.has_axis(node):
+            return build("stack", *(self.lane(node, i) for i in range(self.axis.static or 0)), axis=self.axis, span=node.span)
+        if node not in self.rebuilt:
+            self.rebuilt[node] = self._without_axis(node)
+        return self.rebuilt[node]
+
+    def _without_axis(self, node: Node) -> Node:
+        """A node that lacks the axis itself, though its operands may have it."""
+        if node.op == "slice" and node.attr("axis") == self.axis.name:
+            return self.lane(node.args[0], node.attr("index"))
+        if node.op in _COMBINE and self.has_axis(node.args[0]):
+            return self._reduce(node)
+        if any(self.has_axis(a) for a in node.args):
+            raise CodaError([Diagnostic(f"'{node.op}' over the lane axis '{self.axis.name}' is not lowered yet", node.span)])
+        if not node.args:
+            return node
+        return build(node.op, *(self.whole(a) for a in node.args), span=node.span, **dict(node.attrs))
+
+    def _reduce(self, node: Node) -> Node:
+        """A reduction whose operand has the axis: combine the lanes, then reduce over what is left."""
+        lanes = [self.lane(node.args[0], i) for i in range(self.axis.static or 0)]
+        total = lanes[0]
+        for lane in lanes[1:]:
+            total = build(_COMBINE[node.op], total, lane, span=node.span)
+        axes = tuple(a for a in node.attr("axes") if a != self.axis.name)
+        return build(node.op, total, axes=axes, span=node.span) if axes else total
+
+    def lane(self, node: Node, index: int) -> Node:
+        """Position ``index`` of a value that may vary over the axis."""
+        if not self.has_axis(node):
+            return self.whole(node)
+        key = (node, index)
+        if key not in self.lanes:
+            self.lanes[key] = self._lane(node, index)
+        return self.lanes[key]
+
+    def _lane(self, node: Node, index: int) -> Node:
+        if node.op == "stack" and node.attr("axis") == self.axis:
+            return self.lane(node.args[index], index)
+        if node.op == "index":
+            return build("const", value=index, dtype=I64)
+        if node.op in ("input", "dot"):
+            return build("slice", node, axis=self.axis.name, index=index, span=node.span)
+        if node.op in ("cast", "default", "partial", "reduce_mean") or node.op in _COMBINE or OPS[node.op].family == "pointwise":
+            return build(node.op, *(self.lane(a, index) for a in node.args), span=node.span, **dict(node.attrs))
+        if node.op == "layout":
+            return self.lane(node.args[0], index)
+        raise CodaError([Diagnostic(f"'{node.op}' over the lane axis '{self.axis.name}' is not lowered yet", node.span)])

@@ -1,0 +1,343 @@
+"""Lower: an epilogue program to a visitor plan.
+
+The program has one product, or two that share their left operand (gate and up): both become the two lanes of one
+accumulator tile. Each value is placed by the axes it varies over (``Space``); each output becomes a store, each
+reduction over rows or columns a partial store with a finish kernel behind it. What cannot be lowered raises a
+CodaError that says why, at the place in the source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from coda.dtypes import BF16, F16, F32
+from coda.errors import CodaError, Diagnostic
+from coda.ir import Axis, Dim, Node, Output, Param, Program, dim_size, topological
+from coda.ops.reduce import REDUCTIONS
+from coda.passes.lanes import lane_axes, unroll_lanes
+from coda.target.plan import Arg, Finishing, Lanes, Operand, Plan, Space, Store
+
+
+def lower(program: Program) -> Plan:
+    """The visitor plan of an epilogue program. Raises CodaError where the program needs more than one kernel."""
+    return _Lowering(program).plan()
+
+
+def _fail(message: str, node: Node | None = None, hint: str | None = None) -> CodaError:
+    return CodaError([Diagnostic(message, node.span if node else None, hint)])
+
+
+class _Lowering:
+    def __init__(self, program: Program):
+        self.source = program.source
+        self.original = program
+        try:
+            self.program = unroll_lanes(program)
+            self._find_product(lane_axes(program))
+        except CodaError as error:
+            error.source = error.source or program.source
+            raise
+
+    # ---- the product ----
+
+    def _find_product(self, axes: tuple[Axis, ...]) -> None:
+        nodes = self.program.nodes()
+        dots = [n for n in nodes if n.op == "dot"]
+        if not dots:
+            raise _fail("the program has no product '@', so there is no GEMM to fuse into")
+        if any(d in topological(other.args) for d in dots for other in dots if d is not other):
+            raise _fail("one product feeds another: this is a block program, which is lowered in a later release", dots[-1])
+        first = dots[0]
+        if len(dots) > 2 or any(d.args[0] is not first.args[0] for d in dots):
+            raise _fail(
+                f"the program has {len(dots)} products; one kernel takes one, or two that share their left operand",
+                dots[-1],
+            )
+        self.a = self._stored_operand(first.args[0], transposed=False)
+        self.b = tuple(self._stored_operand(d.args[1], transposed=True) for d in dots)
+        if len(dots) == 2 and dots[0].type.dims != dots[1].type.dims:
+            raise _fail("two products in one kernel need the same result axes", dots[1])
+        self.rows, columns = first.type.dims
+        self.contraction = first.args[0].type.dims[1]
+        lanes = [a for a in axes if a in columns]
+        if len(dots) == 2:
+            self.lane_axis = next((a for a in axes if a.static == 2), None)
+            self.b_lanes, self.columns = Lanes.NONE, columns
+            self.products = tuple(dots)
+        elif lanes:
+            (self.lane_axis, *more) = lanes
+            if more or self.lane_axis.static != 2:
+                raise _fail(f"the columns of a product have lanes over one axis of size 2, not over '{lanes[-1]}'", first)
+            self.b_lanes = self._lane_order(columns, first)
+            self.columns = tuple(a for a in columns if a != self.lane_axis)
+            self.products = tuple(n for n in nodes if n.op == "slice" and n.args[0] is first)
+            missing = {0, 1} - {n.attr("index") for n in self.products}
+            if missing:
+                raise _fail(f"lane {min(missing)} of axis '{self.lane_axis}' is never used, half of the product is wasted", first)
+            self.products = tuple(sorted(self.products, key=lambda n: n.attr("index")))
+        else:
+            self.lane_axis = next((a for a in axes if a.static == 2), None)
+            self.b_lanes, self.columns, self.products = Lanes.NONE, columns, (first,)
+        self.lanes = len(self.products)
+
+    def _stored_operand(self, node: Node, transposed: bool) -> Param:
+        """The parameter behind an operand of '@': A as x, B as w.T (both K-major)."""
+        side = "right" if transposed else "left"
+        if transposed:
+            if node.op == "input":
+                raise _fail(
+                    f"the {side} operand '{node.attr('name')}' of '@' is stored [K, N]; this release takes K-major weights",
+                    node, "store the weight as [N, K] and write w.T",
+                )  # fmt: skip
+            if node.op != "transpose":
+                raise _fail(f"the {side} operand of '@' is computed; a kernel reads it from memory", node)
+            node = node.args[0]
+        if node.op == "transpose":
+            raise _fail("the left operand of '@' is stored [K, M]; this release takes K-major operands", node)
+        if node.op != "input":
+            raise _fail(
+                f"the {side} operand of '@' is computed ('{node.op}'); a kernel reads it from memory", node,
+                "compute it in the program before, or pass it as a parameter",
+            )  # fmt: skip
+        if node.dtype not in (BF16,):
+            hint = "bf16 is the operand dtype of this release" + ("; f16 comes next" if node.dtype is F16 else "")
+            raise _fail(f"the {side} operand '{node.attr('name')}' of '@' is {node.dtype}", node, hint)
+        return self.program.param(node.attr("name"))
+
+    def _lane_order(self, dim: Dim, node: Node) -> Lanes:
+        position = dim.index(self.lane_axis)  # type: ignore[arg-type]
+        if position == 0:
+            return Lanes.OUTER
+        if position == len(dim) - 1:
+            return Lanes.INNER
+        raise _fail(f"axis '{self.lane_axis}' must be first or last in its group ({' '.join(a.name for a in dim)})", node)
+
+    # ---- where values vary ----
+
+    def space(self, node: Node) -> Space:
+        """Over which part of the tile a value varies."""
+        rows, columns = {a.name for a in self.rows}, {a.name for a in self.columns}
+        names = node.type.names
+        if names - rows - columns:
+            stranger = sorted(names - rows - columns)[0]
+            tile = " ".join(a.name for a in self.rows), " ".join(a.name for a in self.columns)
+            raise _fail(
+                f"a value over axes [{', '.join(a.name for a in node.type.axes)}] does not fit the output tile "
+                f"[{tile[0]}, {tile[1]}]: it has axis '{stranger}'",
+                node, "every epilogue operand varies over the rows and columns of the product, or a part of them",
+            )  # fmt: skip
+        if names & rows and names & columns:
+            return Space.TILE
+        return Space.ROW if names & rows else Space.COLUMN if names & columns else Space.UNIFORM
+
+    def _tensor_dims(self, dims: tuple[Dim, ...], node: Node | None, name: str) -> tuple[int | None, int | None, Lanes]:
+        """(row dim, column dim, lanes) of a stored tensor."""
+        row_dim = column_dim = None
+        lanes = Lanes.NONE
+        for i, dim in enumerate(dims):
+            bare = tuple(a for a in dim if a != self.lane_axis)
+            if dim == self.rows:
+                row_dim = i
+            elif bare == self.columns:
+                column_dim = i
+                if bare != dim:
+                    lanes = self._lane_order(dim, node)  # type: ignore[arg-type]
+            else:
+                raise _fail(
+                    f"'{name}' has dim ({' '.join(a.name for a in dim)}), which is neither the rows "
+                    f"({' '.join(a.name for a in self.rows)}) nor the columns ({' '.join(a.name for a in self.columns)}) "
+                    "of the product", node, "this release reads whole rows and columns; parts of a group come later",
+                )  # fmt: skip
+        return row_dim, column_dim, lanes
+
+    # ---- operands ----
+
+    def _operand_of(self, leaf: Node) -> tuple[str, float]:
+        """(parameter, identity) of an epilogue leaf: input, default(input) or a slice of one."""
+        identity = 0.0
+        while leaf.op in ("slice", "default"):
+            if leaf.op == "default":
+                identity = leaf.attr("identity")
+            leaf = leaf.args[0]
+        return leaf.attr("name"), identity
+
+    def _operands(self, roots: list[Node]) -> tuple[Operand, ...]:
+        """The operands that the given values read, in the order of the parameters."""
+        found: dict[tuple[str, float], Operand] = {}
+        for leaf in leaves(roots):
+            name, identity = self._operand_of(leaf)
+            param = self.program.param(name)
+            row_dim, column_dim, lanes = self._tensor_dims(param.type.dims, leaf, name)
+            space = self.space(leaf)
+            found[name, identity] = Operand(name, space, param.type.dtype, row_dim, column_dim, lanes, identity)
+        order = [p.name for p in self.program.params]
+        operands = sorted(found.values(), key=lambda o: (order.index(o.arg), o.identity))
+        return tuple(self._with_maps(operands))
+
+    def _with_maps(self, operands: list[Operand]) -> list[Operand]:
+        from dataclasses import replace
+
+        maps, result = 0, []
+        for operand in operands:
+            if operand.space is Space.TILE:
+                if operand.lanes is Lanes.INNER:
+                    raise _fail(f"operand '{operand.arg}' interleaves its lanes; this release reads (s F), lanes first")
+                if operand.dtype not in (BF16, F16, F32) or operand.row_dim != 0:
+                    raise _fail(
+                        f"operand '{operand.arg}' is {operand.dtype} over the whole tile; this release prefetches "
+                        "row-major bf16, f16 and f32"
+                    )
+                operand = replace(operand, map=maps)
+                maps += 1
+            result.append(operand)
+        return result
+
+    # ---- stores and finish kernels ----
+
+    def plan(self) -> Plan:
+        try:
+            return self._plan()
+        except CodaError as error:
+            error.source = error.source or self.source
+            raise
+
+    def _plan(self) -> Plan:
+        stores: list[Store] = []
+        finished: dict[str, list[tuple[Output, Node]]] = {"row": [], "column": []}
+        for output in self.program.outputs:
+            if output.into:
+                raise _fail(f"'{output.name}' accumulates into an inout parameter, which comes in a later release", output.value)
+            if output.is_partial:
+                stores.append(self._partial_store(output.value.args[0], output))
+            elif reductions := self._reductions(output.value):
+                kind = self._finish_kind(output, reductions)
+                finished[kind].append((output, output.value))
+            else:
+                stores.append(self._tile_store(output))
+        finishings = tuple(self._finishing(kind, results, stores) for kind, results in finished.items() if results)
+        return Plan(
+            name=self.program.name, program=self.program, args=_args(self.original), a=self.a.name,
+            b=tuple(p.name for p in self.b), lanes=self.lanes, b_lanes=self.b_lanes, rows=self.rows, columns=self.columns,
+            contraction=self.contraction, lane_axis=self.lane_axis,
+            operands=self._operands([v for s in stores for v in s.values]), stores=tuple(stores), finishings=finishings,
+        )  # fmt: skip
+
+    def _tile_store(self, output: Output) -> Store:
+        value = output.value
+        values = value.args if value.op == "stack" else (value,)
+        row_dim, column_dim, lanes = self._tensor_dims(output.type.dims, value, output.name)
+        if row_dim is None or column_dim is None:
+            space = self.space(values[0]).value
+            raise _fail(
+                f"output '{output.name}' is one value for each {space}, not one for each element of the product", value,
+                "return it over the whole tile, or reduce over the other axis",
+            )  # fmt: skip
+        if output.type.dtype not in (BF16, F16, F32):
+            raise _fail(f"output '{output.name}' is {output.type.dtype}; this release stores bf16, f16 and f32", value)
+        return Store("tile", tuple(values), output.type.dtype, output.name, lanes, row_dim, column_dim)
+
+    def _reductions(self, value: Node) -> list[Node]:
+        return [n for n in topological([value]) if n.op.startswith("reduce_")]
+
+    def _direction(self, reduction: Node) -> str:
+        """"row" for a reduction over all columns, "column" for one over all rows."""
+        axes = set(reduction.attr("axes"))
+        rows, columns = {a.name for a in self.rows}, {a.name for a in self.columns}
+        kind = reduction.op.removeprefix("reduce_")
+        if kind not in REDUCTIONS:
+            raise _fail(f"'{kind}' over an axis is lowered in a later release", reduction, "sum, mean, max and min are lowered")
+        if axes == columns and self.space(reduction) in (Space.ROW, Space.UNIFORM):
+            return "row"
+        if axes == rows and self.space(reduction) in (Space.COLUMN, Space.UNIFORM):
+            return "column"
+        raise _fail(
+            f"a reduction over ({' '.join(reduction.attr('axes'))}) is lowered in a later release", reduction,
+            f"reduce over all columns ({' '.join(sorted(columns))}) or all rows ({' '.join(sorted(rows))})",
+        )  # fmt: skip
+
+    def _partial_store(self, reduction: Node, output: Output | None = None) -> Store:
+        direction = self._direction(reduction)
+        kind = reduction.op.removeprefix("reduce_")
+        if output is not None and REDUCTIONS[kind].is_mean:
+            raise _fail("a mean has no partial: it is divided when it is finished", reduction, "return partial(sum(...))")
+        name = output.name if output else None
+        return Store(direction, reduction.args, F32, name, reduction=kind, finished=output is None)
+
+    def _finish_kind(self, output: Output, reductions: list[Node]) -> str:
+        directions = {self._direction(r) for r in reductions}
+        if len(directions) > 1 or any(self._reductions(r.args[0]) for r in reductions):
+            raise _fail(f"output '{output.name}' combines reductions that need several kernels", output.value)
+        direction = directions.pop()
+        if self.space(output.value).value != direction:
+            raise _fail(
+                f"output '{output.name}' uses a finished reduction over whole rows in every element; that needs a second "
+                "kernel over the rows, which comes in a later release", output.value,
+                "return the reduction, and apply it in the epilogue of the next product",
+            )  # fmt: skip
+        return direction
+
+    def _finishing(self, kind: str, results: list[tuple[Output, Node]], stores: list[Store]) -> Finishing:
+        reductions = list(dict.fromkeys(r for _, value in results for r in self._reductions(value)))
+        partials = []
+        for reduction in reductions:
+            stores.append(self._partial_store(reduction))
+            partials.append(len(stores) - 1)
+        operands = self._operands_above(results, set(reductions))
+        for output, _ in results:
+            if output.type.dtype not in (BF16, F16, F32):
+                raise _fail(f"output '{output.name}' is {output.type.dtype}; this release stores bf16, f16 and f32")
+        return Finishing(kind, tuple(partials), operands, tuple((v, o.name, o.type.dtype) for o, v in results))
+
+    def _operands_above(self, results: list[tuple[Output, Node]], stop: set[Node]) -> tuple[Operand, ...]:
+        return self._operands([above for _, value in results for above in leaves_above(value, stop)])
+
+
+def is_leaf(node: Node) -> bool:
+    """An epilogue leaf that reads a parameter: input, default of one, or a slice of either."""
+    while node.op in ("slice", "default"):
+        node = node.args[0]
+    return node.op == "input"
+
+
+def walk(roots: list[Node], stop: Callable[[Node], bool]) -> list[Node]:
+    """Nodes reachable from the roots without looking below those where ``stop`` holds, operands first."""
+    seen: dict[Node, None] = {}
+
+    def visit(node: Node) -> None:
+        if node in seen:
+            return
+        if not stop(node):
+            for arg in node.args:
+                visit(arg)
+        seen[node] = None
+
+    for root in roots:
+        visit(root)
+    return list(seen)
+
+
+def leaves(roots: list[Node]) -> list[Node]:
+    """The parameter leaves that values read in the epilogue (not those of the product itself)."""
+    stop = lambda n: is_leaf(n) or n.op == "dot"  # noqa: E731
+    return [n for n in walk(roots, stop) if is_leaf(n)]
+
+
+def leaves_above(value: Node, stop: set[Node]) -> list[Node]:
+    """The parameter leaves that a finished value reads besides the reductions in ``stop``."""
+    return [n for n in walk([value], lambda n: n in stop or is_leaf(n)) if is_leaf(n)]
+
+
+def _args(program: Program) -> tuple[Arg, ...]:
+    args = [
+        Arg(p.name, p.type.dtype, tuple(map(dim_size, p.type.dims)), _dim_names(p.type.dims), False, p.optional, p.default, p.inout)
+        for p in program.params
+    ]
+    args += [
+        Arg(o.name, o.type.dtype, tuple(map(dim_size, o.type.dims)), _dim_names(o.type.dims), True)
+        for o in program.outputs
+    ]
+    return tuple(args)
+
+
+def _dim_names(dims: tuple[Dim, ...]) -> tuple[str, ...]:
+    return tuple(d[0].name if len(d) == 1 else "(" + " ".join(a.name for a in d) + ")" for d in dims)

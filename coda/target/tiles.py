@@ -1,0 +1,53 @@
+"""Tiles: which are offered, and the default for given sizes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+import sympy
+
+from coda.errors import CodaError
+from coda.ir import Dim, dim_size
+from coda.target.plan import TILES, Plan, Tile, Variant
+
+DEFAULT = Tile(128, 128)
+
+
+def choose_tile(plan: Plan, dims: Mapping[str, int] | None = None, sms: int = 132) -> Tile:
+    """The tile for given axis sizes (axes that are not given: the default tile).
+
+    Least work on the busiest multiprocessor, ``ceil(tiles / SMs) * TileM * TileN``; among equals the one listed
+    first. Cooperative tiles only where there are at most two tiles a multiprocessor: they expose their epilogue,
+    ping-pong hides it under the next tile.
+    """
+    rows, columns = _evaluate(plan.rows, dims), _evaluate(plan.columns, dims)
+    if rows is None or columns is None:
+        return DEFAULT
+
+    def tiles(tile: Tile) -> int:
+        return -(-rows // tile.m) * -(-columns * plan.lanes // tile.n)
+
+    offered = [t for t in TILES if t.schedule == "pingpong" or tiles(t) <= 2 * sms]
+    return min(offered, key=lambda t: -(-tiles(t) // sms) * t.m * t.n)
+
+
+def _evaluate(dim: Dim, dims: Mapping[str, int] | None) -> int | None:
+    size = sympy.sympify(dim_size(dim)).subs({s: (dims or {}).get(s.name, s) for s in dim_size(dim).free_symbols})
+    return int(size) if size.is_Integer else None
+
+
+def parse_tile(text: str) -> Tile:
+    """'128x192' or '128x256_coop' to a tile that is offered. Raises CodaError naming those that are."""
+    names = {t.name: t for t in TILES}
+    if text in names:
+        return names[text]
+    hint = "tiles to choose from: " + ", ".join(names)
+    if not re.fullmatch(r"\d+x\d+(_coop)?", text):
+        raise CodaError.of(f"'{text}' is not a tile; write TileM x TileN as in 128x192", hint)
+    raise CodaError.of(f"tile {text} is not offered", hint)
+
+
+def variants(plan: Plan, tiles: Sequence[Tile]) -> list[Variant]:
+    """The plan at each tile, with its kernel's symbol."""
+    return [Variant(plan, t, f"{plan.name}_gemm_{t.name}") for t in tiles]

@@ -1,0 +1,35 @@
+// Finish kernels: combine the partials of a reduction in a fixed order, then do the per-row (or per-column) math that
+// follows from them. A block owns 32 rows; 16 threads share a row's partials and a tree over shared memory, always the
+// same, joins them.
+#pragma once
+#include "operand.h"
+#include "store.h"
+
+namespace coda {
+
+constexpr int kFinishWidth = 32, kFinishDepth = 16;
+
+// The reduction of slot `slot` at position i, in every thread with threadIdx.y == 0.
+template <class R> __device__ float combine_partials(Operand const& slot, int length, int count, int i) {
+  __shared__ float shared[kFinishDepth][kFinishWidth];
+  float total = R::kIdentity;
+  if (i < length) {
+    float const* p = static_cast<float const*>(slot.data) + i;
+    for (int c = threadIdx.y; c < count; c += kFinishDepth) total = R::combine(total, p[int64_t(c) * length]);
+  }
+  __syncthreads();
+  shared[threadIdx.y][threadIdx.x] = total;
+  for (int half = kFinishDepth / 2; half > 0; half /= 2) {
+    __syncthreads();
+    if (int(threadIdx.y) < half)
+      shared[threadIdx.y][threadIdx.x] = R::combine(shared[threadIdx.y][threadIdx.x], shared[threadIdx.y + half][threadIdx.x]);
+  }
+  __syncthreads();
+  return shared[0][threadIdx.x];
+}
+
+template <class D, class T> CUTLASS_DEVICE void store_result(Output const& o, int i, T value) {
+  put(static_cast<D*>(o.data) + i * (o.row + o.column), value);  // one of the two strides is 0
+}
+
+}  // namespace coda

@@ -1,0 +1,41 @@
+// Epilogue operands that are read straight from memory: scalars, one value for each row, pairs of column values.
+// Host and device. Tile operands come through shared memory instead: see tile_operand.h.
+#pragma once
+#include "launch.h"
+#include "scalar.h"
+
+namespace coda {
+
+template <class D> CODA_FN auto load_scalar(Operand const& o) -> decltype(load((D const*)nullptr)) {
+  using T = decltype(load((D const*)nullptr));
+  return o.data ? load(static_cast<D const*>(o.data)) : T(o.value);
+}
+
+template <class D> CODA_FN auto load_row(Operand const& o, int row, int rows, int lane = 0) -> decltype(load((D const*)nullptr)) {
+  using T = decltype(load((D const*)nullptr));
+  if (!o.data) return T(o.value);
+  return row < rows ? load(static_cast<D const*>(o.data) + row * o.row + lane * o.lane) : T(0);
+}
+
+// Columns `column` and `column + 1`; zero beyond the last one.
+template <class D>
+CODA_FN auto load_columns(Operand const& o, int column, int columns, int lane = 0)
+    -> Two<decltype(load((D const*)nullptr))> {
+  using T = decltype(load((D const*)nullptr));
+  if (!o.data) return {T(o.value), T(o.value)};
+  D const* p = static_cast<D const*>(o.data) + column * o.column + lane * o.lane;
+  if (o.vector && column + 1 < columns) {  // one word; alignment of the base was checked by the host
+    struct alignas(2 * sizeof(D)) Pair { D x, y; };
+    Pair pair = *reinterpret_cast<Pair const*>(p);
+    return {load(&pair.x), load(&pair.y)};
+  }
+  return {column < columns ? load(p) : T(0), column + 1 < columns ? load(p + o.column) : T(0)};
+}
+
+// Element i of a row or column operand in a finish kernel: one of the two strides is 0.
+template <class D> CODA_FN auto load_element(Operand const& o, int i) -> decltype(load((D const*)nullptr)) {
+  using T = decltype(load((D const*)nullptr));
+  return o.data ? load(static_cast<D const*>(o.data) + i * (o.row + o.column)) : T(o.value);
+}
+
+}  // namespace coda

@@ -1,0 +1,161 @@
+// Sinks: results go from registers to memory, 16 bytes a lane where the output allows it.
+//
+// Positions: a thread holds, for each group j of eight columns and each row half rr, two neighbouring columns
+// 8j + 2q, q = lane & 3; words[2 * j + rr] is that pair of 16-bit values.
+#pragma once
+#include <cutlass/cutlass.h>
+
+#include "launch.h"
+#include "scalar.h"
+
+namespace coda {
+
+// Where a step's results lie: the row of row half 0, the first column of the step, and the limits of the output.
+struct StepPosition {
+  int row, column, rows, columns, q;
+};
+
+// Transpose within a quad: out[i] = lane i's in[q].
+CUTLASS_DEVICE void transpose4(uint32_t (&r)[4], int q) {
+  bool const odd = q & 1, high = q & 2;
+  uint32_t s0 = odd ? r[0] : r[1], s1 = odd ? r[2] : r[3];
+  s0 = __shfl_xor_sync(~0u, s0, 1), s1 = __shfl_xor_sync(~0u, s1, 1);
+  if (odd) r[0] = s0, r[2] = s1;
+  else r[1] = s0, r[3] = s1;
+  s0 = high ? r[0] : r[2], s1 = high ? r[1] : r[3];
+  s0 = __shfl_xor_sync(~0u, s0, 2), s1 = __shfl_xor_sync(~0u, s1, 2);
+  if (high) r[0] = s0, r[1] = s1;
+  else r[2] = s0, r[3] = s1;
+}
+
+template <class T> CUTLASS_DEVICE T* element(Output const& o, int row, int column, int lane) {
+  return static_cast<T*>(o.data) + row * o.row + column * o.column + lane * o.lane;
+}
+
+// One element at a time: any strides, any width.
+template <int kColumns>
+CUTLASS_DEVICE void store16_scattered(Output const& o, int lane, uint32_t const (&words)[kColumns / 4], StepPosition const& at) {
+  CUTLASS_PRAGMA_UNROLL
+  for (int i = 0; i < kColumns / 4; ++i) {
+    int const row = at.row + 8 * (i & 1), column = at.column + 8 * (i >> 1) + 2 * at.q;
+    if (row >= at.rows) continue;
+    if (column < at.columns) *element<uint16_t>(o, row, column, lane) = uint16_t(words[i]);
+    if (column + 1 < at.columns) *element<uint16_t>(o, row, column + 1, lane) = uint16_t(words[i] >> 16);
+  }
+}
+
+// A step of one lane of a 16-bit output; kColumns is 32 or 16.
+template <int kColumns>
+CUTLASS_DEVICE void store16(Output const& o, int lane, uint32_t const (&words)[kColumns / 4], StepPosition const& at) {
+  if (!o.vector) return store16_scattered<kColumns>(o, lane, words, at);
+  if constexpr (kColumns == 32) {  // 8 rows x 64 bytes an instruction
+    CUTLASS_PRAGMA_UNROLL
+    for (int rr = 0; rr < 2; ++rr) {
+      uint32_t r[4] = {words[rr], words[2 + rr], words[4 + rr], words[6 + rr]};
+      transpose4(r, at.q);
+      int const row = at.row + 8 * rr, column = at.column + 8 * at.q;
+      if (row < at.rows && column < at.columns)
+        *reinterpret_cast<uint4*>(element<uint16_t>(o, row, column, lane)) = make_uint4(r[0], r[1], r[2], r[3]);
+    }
+  } else {  // 16 rows x 32 bytes
+    static_assert(kColumns == 16);
+    uint32_t r[4] = {words[0], words[2], words[1], words[3]};
+    transpose4(r, at.q);
+    int const row = at.row + 8 * (at.q >> 1), column = at.column + 8 * (at.q & 1);
+    if (row < at.rows && column < at.columns)
+      *reinterpret_cast<uint4*>(element<uint16_t>(o, row, column, lane)) = make_uint4(r[0], r[1], r[2], r[3]);
+  }
+}
+
+// Both lanes of an interleaved 16-bit output (F s): eight bytes a thread, 32 a quad.
+template <int kColumns>
+CUTLASS_DEVICE void store16_interleaved(Output const& o, uint32_t const (&first)[kColumns / 4],
+                                        uint32_t const (&second)[kColumns / 4], StepPosition const& at) {
+  if (!o.vector) {
+    store16_scattered<kColumns>(o, 0, first, at);
+    return store16_scattered<kColumns>(o, 1, second, at);
+  }
+  CUTLASS_PRAGMA_UNROLL
+  for (int i = 0; i < kColumns / 4; ++i) {
+    int const row = at.row + 8 * (i & 1), column = at.column + 8 * (i >> 1) + 2 * at.q;
+    uint2 const v = make_uint2(__byte_perm(first[i], second[i], 0x5410), __byte_perm(first[i], second[i], 0x7632));
+    if (row < at.rows && column < at.columns) *reinterpret_cast<uint2*>(element<uint16_t>(o, row, column, 0)) = v;
+  }
+}
+
+// A step of one lane of an f32 output.
+template <int kColumns>
+CUTLASS_DEVICE void store32(Output const& o, int lane, Two<float> const (&values)[kColumns / 4], StepPosition const& at) {
+  CUTLASS_PRAGMA_UNROLL
+  for (int i = 0; i < kColumns / 4; ++i) {
+    int const row = at.row + 8 * (i & 1), column = at.column + 8 * (i >> 1) + 2 * at.q;
+    if (row >= at.rows) continue;
+    if (o.vector) {
+      if (column < at.columns) *reinterpret_cast<float2*>(element<float>(o, row, column, lane)) = make_float2(values[i].x, values[i].y);
+    } else {
+      if (column < at.columns) *element<float>(o, row, column, lane) = values[i].x;
+      if (column + 1 < at.columns) *element<float>(o, row, column + 1, lane) = values[i].y;
+    }
+  }
+}
+
+// ---- reductions ----
+struct Sum {
+  static constexpr float kIdentity = 0.0f;
+  CUTLASS_DEVICE static float combine(float a, float b) { return a + b; }
+};
+struct Max {
+  static constexpr float kIdentity = -INFINITY;
+  CUTLASS_DEVICE static float combine(float a, float b) { return max(a, b); }
+};
+struct Min {
+  static constexpr float kIdentity = INFINITY;
+  CUTLASS_DEVICE static float combine(float a, float b) { return min(a, b); }
+};
+
+// Over the columns a thread has seen of one row: add a pair, columns beyond the output count as the identity.
+template <class R> CUTLASS_DEVICE void accumulate_row(float& total, Two<float> v, int column, int columns) {
+  total = R::combine(total, column < columns ? v.x : R::kIdentity);
+  total = R::combine(total, column + 1 < columns ? v.y : R::kIdentity);
+}
+// Across the quad that shares a row; the partial of tile column `tile` goes to element (tile, row).
+template <class R> CUTLASS_DEVICE void store_row_partial(Output const& o, float total, int row, int rows, int tile, int q) {
+  total = R::combine(total, __shfl_xor_sync(~0u, total, 1));
+  total = R::combine(total, __shfl_xor_sync(~0u, total, 2));
+  if (q == 0 && row < rows) *element<float>(o, row, tile, 0) = total;
+}
+// Over the 16 rows of a warp's band: halve the columns a lane holds while halving the rows it has yet to add, so a
+// step of 32 columns takes 7 shuffles. The partial of band `band` goes to element (band, column).
+template <class R, int kColumns>
+CUTLASS_DEVICE void store_column_partials(Output const& o, Two<float> const (&values)[kColumns / 4],
+                                          StepPosition const& at, int band, int lane_id) {
+  constexpr int kGroups = kColumns / 8;
+  bool const in0 = at.row < at.rows, in1 = at.row + 8 < at.rows;
+  float v[2 * kGroups];  // v[2 * j + e]: column 8j + 2q + e
+  CUTLASS_PRAGMA_UNROLL
+  for (int j = 0; j < kGroups; ++j) {
+    v[2 * j] = R::combine(in0 ? values[2 * j].x : R::kIdentity, in1 ? values[2 * j + 1].x : R::kIdentity);
+    v[2 * j + 1] = R::combine(in0 ? values[2 * j].y : R::kIdentity, in1 ? values[2 * j + 1].y : R::kIdentity);
+  }
+  int const r = lane_id >> 2;  // row within the band; bits 2, 1, 0 of r choose which half of the columns a lane keeps
+  int kept = 0;                // index into v of the first column this lane keeps
+  CUTLASS_PRAGMA_UNROLL
+  for (int width = kGroups, bit = 4; bit > 0; width /= 2, bit /= 2) {
+    bool const upper = r & bit;
+    if (width >= 1) {
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < width; ++i) {
+        float const mine = upper ? v[width + i] : v[i], other = upper ? v[i] : v[width + i];
+        v[i] = R::combine(mine, __shfl_xor_sync(~0u, other, 4 * bit));
+      }
+      kept += upper ? width : 0;
+    } else {
+      v[0] = R::combine(v[0], __shfl_xor_sync(~0u, v[0], 4 * bit));
+    }
+  }
+  // 16 columns leave two lanes with the same sum; the lower one stores.
+  int const column = at.column + 8 * (kept >> 1) + 2 * at.q + (kept & 1);
+  if (column < at.columns && (kGroups == 4 || !(r & 1))) *element<float>(o, band, column, 0) = v[0];
+}
+
+}  // namespace coda
