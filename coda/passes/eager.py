@@ -7,8 +7,8 @@ result is an ordinary program, and interpreting it in f32 gives eager's bits whe
 The rules, all torch's own:
 
 * An elementwise result has the promoted dtype of the operands *with dims*; a 0-dim tensor or a Python number takes
-  part only where it is of a higher kind (bool < int < float). It is not rounded itself (as on CUDA; the CPU rounds it
-  in some operations).
+  part only where it is of a higher kind (bool < int < float). It is not rounded itself: CUDA takes Python numbers in
+  f32; the CPU does in some operations and operand orders only.
 * A product rounds to its operands' dtype, except that a product plus a bias vector of that dtype is one operation
   with one rounding, as in ``F.linear`` and ``addmm``. Eager torch has no arithmetic in fp8: nothing is rounded to it.
 * An activation (gelu, silu) is one operation, a reduction is one operation; both compute in f32 and round once.

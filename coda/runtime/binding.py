@@ -89,6 +89,8 @@ class _Solver:
             if shape:
                 self.soft.append((param, 0, dims[0], 1))
             return
+        if param.is_scalar and _product(shape) == 1:
+            return
         if len(shape) == len(param.type.axes) != len(dims):
             dims = tuple((axis,) for axis in param.type.axes)
         elif len(shape) != len(dims):

@@ -15,6 +15,7 @@ operands' device and its current stream. Nothing here keeps a tensor alive after
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -78,6 +79,7 @@ class CompiledProgram:
     tile: Any = None
     fallback: str = "copy"
     build: Builder | None = None
+    device_type: str = "cuda"  # where the artifact runs; tests put a fake one on the CPU
     artifact: Artifact | None = None
     last_route: Route | None = field(default=None, compare=False)
     _failure: CodaError | None = field(default=None, repr=False, compare=False)
@@ -115,7 +117,7 @@ class CompiledProgram:
         if 0 in operands.sizes.values():
             return self._reference(operands, given), Route("empty")
         device = next((x.device for x in operands.tensors.values() if x.dim()), torch.device("cpu"))
-        if device.type != "cuda":
+        if device.type != self.device_type:
             return self._reference(operands, given), Route("reference", reason=f"the operands are on {device}")
         try:
             artifact = self._built()
@@ -174,10 +176,11 @@ class CompiledProgram:
 
 def _launch(artifact: Artifact, args: Arguments, device: torch.device) -> None:
     """Run on the operands' device and its current stream, with workspace from torch's allocator."""
-    with torch.cuda.device(device):
+    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
         size = artifact.workspace_bytes(args)
         workspace = torch.empty(size, dtype=torch.uint8, device=device) if size else None
-        artifact.run(args, workspace, torch.cuda.current_stream(device).cuda_stream)
+        stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+        artifact.run(args, workspace, stream)
 
 
 def _write_back(positions: Sequence[int], arguments: Arguments, used: Arguments) -> None:

@@ -1,0 +1,275 @@
+"""An artifact in this process: the C functions of ``NAME.so`` called with torch tensors.
+
+A call turns tensors into DLTensor structs (pointers, sizes and strides only) and keeps none of them. Shapes and
+strides seen before are not converted again, so that a call costs a few microseconds.
+"""
+
+from __future__ import annotations
+
+import ast
+import ctypes
+import json
+import threading
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from coda.dtypes import TABLE, torch_dtype
+from coda.errors import CodaError
+from coda.ir import Program
+
+Value = Tensor | float | int | bool | None
+
+OK, REFUSED, CUDA_ERROR, WRONG_ARCH = range(4)
+FORMAT = 1  # of the description
+_CPU, _CUDA = 1, 2
+_REMEMBERED = 1024  # layouts kept converted
+
+
+class DLTensor(ctypes.Structure):
+    """As in dlpack.h, with the nested DLDevice and DLDataType written out."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.c_void_p),
+        ("strides", ctypes.c_void_p),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+_CODES = {torch_dtype(d): d.dlpack for d in TABLE.values() if hasattr(torch, d.torch)}
+_CODES |= {torch.float64: (2, 64), torch.uint8: (1, 8), torch.int16: (0, 16)}  # refused by name
+_UNKNOWN = (255, 0)
+
+
+class Artifact:
+    """The kernels of one program. Arguments are in ABI order, parameters then outputs: tensors, None for absent ones,
+    Python numbers or 0-dim CPU tensors for scalars."""
+
+    def __init__(self, path: Path, name: str | None = None, program: Program | None = None):
+        self.path = Path(path)
+        self._library = _open(self.path)
+        self.describe: dict[str, Any] = _description(self._library, self.path)
+        self._about = _choose(self.describe["programs"], name, self.path)
+        self.name: str = self._about["name"]
+        self._given = program
+        self._dtypes = [TABLE[a["dtype"]] for a in self._about["args"]]
+        self._functions = _Functions(self._library, self.name)
+        self._local = threading.local()
+        self._layouts: dict[tuple, Any] = {}
+        self._retired: dict[tuple, Any] = {}
+
+    @cached_property
+    def program(self) -> Program:
+        """The program it was lowered from."""
+        if self._given is not None:
+            return self._given
+        from coda.errors import Source
+        from coda.frontend import parse
+
+        return parse(Source(self._about["source"], str(self.path))).programs[self.name]
+
+    @property
+    def args(self) -> list[dict[str, Any]]:
+        """The arguments as ``coda_describe`` lists them."""
+        return self._about["args"]
+
+    def check(self, args: Sequence[Value]) -> str | None:
+        """The sentence why these arguments are refused, or None. Looks at no device."""
+        frame = self._frame(args)
+        return self._sentence() if self._functions.check(frame.pointers, len(args)) else None
+
+    def workspace_bytes(self, args: Sequence[Value]) -> int:
+        if not self._about["workspace"]:
+            return 0
+        return self._functions.workspace_bytes(self._frame(args).pointers, len(args))
+
+    def run(self, args: Sequence[Value], workspace: Tensor | None = None, stream: int | None = None) -> None:
+        """Launch on a stream (by default the current one of the tensors' device). Raises CodaError for what is
+        refused and RuntimeError for what CUDA reports."""
+        device = next((x.device for x in args if isinstance(x, Tensor) and x.is_cuda), None)
+        if device is not None and stream is None:
+            stream = torch.cuda.current_stream(device).cuda_stream
+        if workspace is None and device is not None and self._about["workspace"]:
+            workspace = torch.empty(self.workspace_bytes(args), dtype=torch.uint8, device=device)
+        at, size = (workspace.data_ptr(), workspace.nbytes) if workspace is not None else (None, 0)
+        status = self._functions.run(self._frame(args).pointers, len(args), at, size, stream)
+        if status != OK:
+            self._raise(status)
+
+    def warmup(self, device: torch.device | int) -> None:
+        """Load the kernels on a device, so that ``run`` may be captured into a CUDA graph."""
+        index = device if isinstance(device, int) else device.index
+        status = self._functions.warmup(torch.cuda.current_device() if index is None else index)
+        if status != OK:
+            self._raise(status)
+
+    def output_shapes(self, sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
+        """The shape of each output for these axis sizes. Partial results have their number in front."""
+        return {a["name"]: self._shape(a, sizes) for a in self.args if a["output"]}
+
+    def variant(self, sizes: Mapping[str, int]) -> dict[str, Any]:
+        """The variant that runs at these sizes: as ``select`` in host.h."""
+        rows, columns = (formula(self._about[key], sizes) for key in ("rows", "columns"))
+
+        def cost(v: dict[str, Any]) -> int:
+            tiles = -(-rows // v["tile_m"]) * -(-columns // v["columns"])
+            return -(-tiles // self._about["design_sms"]) * v["tile_m"] * v["tile_n"]
+
+        return min(self._about["variants"], key=cost)
+
+    def _shape(self, arg: Mapping[str, Any], sizes: Mapping[str, int]) -> tuple[int, ...]:
+        shape = tuple(formula(size, sizes) for size in arg["shape"])
+        if arg["partials"] is None:
+            return shape
+        variant = self.variant(sizes)
+        if arg["partials"] == "row":
+            return (-(-formula(self._about["columns"], sizes) // variant["columns"]), *shape)
+        tiles = -(-formula(self._about["rows"], sizes) // variant["tile_m"])
+        return (tiles * variant["column_partials_per_tile"], *shape)
+
+    def _frame(self, args: Sequence[Value]) -> _Frame:
+        """The arguments as C structs, in memory of this thread that the next call reuses."""
+        frame = getattr(self._local, "frame", None)
+        if frame is None or len(frame.tensors) < len(args):
+            frame = self._local.frame = _Frame(max(len(args), len(self._dtypes)))
+        for i, value in enumerate(args):
+            if value is None:
+                frame.pointers[i] = None
+                continue
+            if not isinstance(value, Tensor):
+                value = frame.scalar(i, value, self._dtypes[i] if i < len(self._dtypes) else TABLE["f32"])
+            self._fill(frame.tensors[i], value)
+            frame.pointers[i] = frame.addresses[i]
+        return frame
+
+    def _fill(self, struct: DLTensor, x: Tensor) -> None:
+        shape, strides = x.shape, x.stride()
+        layout = self._layouts.get((shape, strides))
+        if layout is None:
+            layout = self._remember(shape, strides)
+        struct.data = x.data_ptr()
+        struct.ndim = len(shape)
+        struct.code, struct.bits = _CODES.get(x.dtype, _UNKNOWN)
+        struct.shape, struct.strides = layout[0], layout[1]
+        if x.is_cuda:
+            struct.device_type, struct.device_id = _CUDA, x.get_device()
+        else:
+            struct.device_type, struct.device_id = _CPU, 0
+
+    def _remember(self, shape: Sequence[int], strides: Sequence[int]) -> tuple[int, int, Any]:
+        """Addresses of the C arrays, and the arrays themselves to keep them alive."""
+        if len(self._layouts) >= _REMEMBERED:
+            self._retired, self._layouts = self._layouts, {}  # arrays of a call under way stay alive
+        arrays = (ctypes.c_int64 * (2 * len(shape) or 1))(*shape, *strides)
+        at = ctypes.addressof(arrays)
+        layout = (at, at + 8 * len(shape), arrays)
+        self._layouts[tuple(shape), tuple(strides)] = layout
+        return layout
+
+    def _sentence(self) -> str:
+        return self._functions.last_error().decode()
+
+    def _raise(self, status: int) -> None:
+        text = self._sentence()
+        raise RuntimeError(f"{self.name}: {text}") if status == CUDA_ERROR else CodaError.of(f"{self.name}: {text}")
+
+
+class _Frame:
+    """DLTensor structs and the array of pointers to them that a call takes."""
+
+    def __init__(self, count: int):
+        self.tensors = (DLTensor * count)()
+        self.pointers = (ctypes.c_void_p * count)()
+        self.addresses = [ctypes.addressof(t) for t in self.tensors]
+        self.scalars: list[Tensor | None] = [None] * count  # host numbers of the last call, never the caller's tensors
+        for tensor in self.tensors:
+            tensor.lanes = 1
+
+    def scalar(self, index: int, value: float, dtype: Any) -> Tensor:
+        tensor = torch.tensor(value, dtype=torch_dtype(dtype))
+        self.scalars[index] = tensor
+        return tensor
+
+
+class _Functions:
+    """The C functions of one program, typed."""
+
+    def __init__(self, library: ctypes.CDLL, name: str):
+        args = [ctypes.c_void_p, ctypes.c_int]
+        self.check = _function(library, f"{name}_check", ctypes.c_int, args)
+        self.workspace_bytes = _function(library, f"{name}_workspace_bytes", ctypes.c_size_t, args)
+        self.warmup = _function(library, f"{name}_warmup", ctypes.c_int, [ctypes.c_int])
+        memory = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
+        self.run = _function(library, f"{name}_run", ctypes.c_int, args + memory)
+        self.last_error = _function(library, "coda_last_error", ctypes.c_char_p, [])
+
+
+def _function(library: ctypes.CDLL, name: str, result: Any, arguments: list[Any]) -> Any:
+    function = library[name]
+    function.restype, function.argtypes = result, arguments
+    return function
+
+
+def _open(path: Path) -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL(str(path.resolve()), mode=ctypes.RTLD_LOCAL)
+    except OSError as error:
+        raise CodaError.of(f"{path} is not a library that can be loaded: {error}") from None
+
+
+def _description(library: ctypes.CDLL, path: Path) -> dict[str, Any]:
+    try:
+        text = _function(library, "coda_describe", ctypes.c_char_p, [])()
+    except AttributeError:
+        raise CodaError.of(f"{path} is not an artifact of coda: it has no function coda_describe") from None
+    description = json.loads(text)
+    if description.get("format") != FORMAT:
+        raise CodaError.of(
+            f"{path} has format {description.get('format')}, this coda reads {FORMAT}", "lower the program again"
+        )
+    return description
+
+
+def _choose(programs: Sequence[dict[str, Any]], name: str | None, path: Path) -> dict[str, Any]:
+    found = [p for p in programs if name in (None, p["name"])]
+    if len(found) == 1:
+        return found[0]
+    have = ", ".join(p["name"] for p in programs)
+    raise CodaError.of(f"{path} has the programs {have}", "name one of them" if name is None else f"not '{name}'")
+
+
+def formula(text: str, sizes: Mapping[str, int]) -> int:
+    """The value of a size formula such as ``2*F``: names, integers, + - * and ** only."""
+
+    def value(node: ast.AST) -> int:
+        match node:
+            case ast.Expression(body):
+                return value(body)
+            case ast.Constant(int(number)):
+                return number
+            case ast.Name(name) if name in sizes:
+                return int(sizes[name])
+            case ast.UnaryOp(ast.USub(), operand):
+                return -value(operand)
+            case ast.BinOp(left, ast.Add(), right):
+                return value(left) + value(right)
+            case ast.BinOp(left, ast.Sub(), right):
+                return value(left) - value(right)
+            case ast.BinOp(left, ast.Mult(), right):
+                return value(left) * value(right)
+            case ast.BinOp(left, ast.Pow(), right):
+                return value(left) ** value(right)
+        raise CodaError.of(f"the size {text} cannot be computed from {', '.join(sizes)}")
+
+    return value(ast.parse(text, mode="eval"))
