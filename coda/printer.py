@@ -1,0 +1,250 @@
+"""An IR program as text in the language, which parses and checks back to the identical program.
+
+Everything implicit is printed explicitly: casts, the identity of an absent operand, the axis names of ``concat``, the
+sizes of axes. A value used twice gets a name, one used once is written where it is used.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import sympy
+from sympy.printing.str import StrPrinter
+
+from coda.dtypes import TABLE
+from coda.frontend.mistakes import KEYWORDS
+from coda.ir import Axis, Dim, Node, Output, Param, Program, Type
+from coda.ops import OPS
+
+# Binding strength of an expression's outermost operator; an operand that binds less strongly gets parentheses.
+COMPARISON, SUM, PRODUCT, UNARY, POSTFIX = range(5)
+STRENGTH = {"+": SUM, "-": SUM, "*": PRODUCT, "/": PRODUCT, "@": PRODUCT}
+
+SELECTIONS = {"transpose", "slice", "gather"}  # written behind their operand
+LEAVES = {"input", "const", "index", "size", "default"}  # short: repeated rather than named
+LINE = 110
+LONGEST_OPERAND = 60  # a longer one gets a line of its own
+
+
+def print_program(program: Program) -> str:
+    """The source text of a program."""
+    names = _Names(program)
+    statements = _Statements(program, names)
+    lines = [f"    {line}" for line in (*_dims(program), *statements.lines, *_results(program, statements))]
+    return "\n".join([*_header(program), *lines, "}"]) + "\n"
+
+
+# The header: parameters and sizes.
+
+
+def _header(program: Program) -> list[str]:
+    sized: set[str] = set()
+    items = [_param(p, sized) for p in program.params] + [f"const {name}" for name in _const_sizes(program)]
+    return _wrapped(f"program {program.name}(", items, ") {")
+
+
+def _param(param: Param, sized: set[str]) -> str:
+    qualifier = "inout " if param.inout else "const " if param.frozen else ""
+    default = "" if param.default is None else f" = {literal(param.default)}"
+    return f"{qualifier}{param.name}: {_sized_type(param.type, sized)}{'?' * param.optional}{default}"
+
+
+def _sized_type(type_: Type, sized: set[str]) -> str:
+    """The type with the size of each static axis at its first mention: bf16[M, (s=2 F)]."""
+
+    def factor(axis: Axis) -> str:
+        if axis.static is None or axis.name in sized:
+            return axis.name
+        sized.add(axis.name)
+        return f"{axis.name}={axis.static}"
+
+    return f"{type_.dtype}{_dims_text(type_.dims, factor)}"
+
+
+def _dims_text(dims: tuple[Dim, ...], factor: Callable[[Axis], str] = str) -> str:
+    """[M, (s F)]; nothing for a scalar."""
+    if not dims:
+        return ""
+    groups = [" ".join(factor(a) for a in dim) for dim in dims]
+    return "[" + ", ".join(f"({g})" if len(dim) > 1 else g for g, dim in zip(groups, dims, strict=True)) + "]"
+
+
+def _param_axes(program: Program) -> set[str]:
+    return {a.name for p in program.params for a in p.type.axes}
+
+
+def _const_sizes(program: Program) -> list[str]:
+    """Size symbols that no parameter's axis binds: ``const`` parameters of the program."""
+    expressions = [a.size for a in program.axes]
+    for node in program.nodes():
+        expressions += [value for _, value in node.attrs if isinstance(value, sympy.Expr)]
+    symbols = {s.name for e in expressions for s in e.free_symbols}
+    bound = {a.name for a in program.axes if a.is_free} & _param_axes(program)
+    return sorted(symbols - bound)
+
+
+def _dims(program: Program) -> list[str]:
+    """Sizes of the axes that the parameter types do not give."""
+    in_params = _param_axes(program)
+    given = [a for a in program.axes if not a.is_free and (a.static is None or a.name not in in_params)]
+    return [f"dim {a.name} = {size_text(a.size)}" for a in given]
+
+
+class _SizePrinter(StrPrinter):
+    """The language has no power operator."""
+
+    def _print_Pow(self, expr: sympy.Pow, rational: bool = False) -> str:
+        if expr.exp.is_Integer and expr.exp > 1:
+            return "(" + "*".join([self.parenthesize(expr.base, 100)] * int(expr.exp)) + ")"
+        return super()._print_Pow(expr, rational)
+
+
+def size_text(size: sympy.Expr) -> str:
+    """A size in the language: HQ + 2*HK, D/2."""
+    return _SizePrinter().doprint(size)
+
+
+def literal(value: float | int | bool) -> str:
+    """A number that reads back exactly."""
+    return str(value).lower() if isinstance(value, bool) else repr(value)
+
+
+# The body.
+
+
+class _Names:
+    """Names for values that meet no parameter, axis, size or reserved word."""
+
+    def __init__(self, program: Program):
+        self.taken = {p.name for p in program.params} | {a.name for a in program.axes} | set(_const_sizes(program))
+        self.taken |= KEYWORDS | set(TABLE)
+        self.wanted: dict[Node, str] = {}
+        for output in program.outputs:
+            if output.into is None and output.name not in self.taken:
+                self.wanted.setdefault(output.value, output.name)
+        self.taken |= {o.name for o in program.outputs}
+        self.counter: Counter[str] = Counter()
+
+    def of(self, node: Node) -> str:
+        """The name of the result that the node is, else acc1 for a product, t1 for anything else."""
+        if node in self.wanted:
+            return self.wanted[node]
+        stem = "acc" if node.op == "dot" else "t"
+        while True:
+            self.counter[stem] += 1
+            name = f"{stem}{self.counter[stem]}"
+            if name not in self.taken:
+                return name
+
+
+class _Statements:
+    """The assignments of a program, and for each node the text and strength by which others refer to it."""
+
+    def __init__(self, program: Program, names: _Names):
+        self.lines: list[str] = []
+        self.texts: dict[Node, tuple[str, int]] = {}
+        nodes = program.nodes()
+        uses = Counter(a for n in nodes for a in n.args) + Counter(o.value for o in program.outputs)
+        negated = {n.args[0] for n in nodes if n.op == "neg"}
+        results = {o.value for o in program.outputs}
+        for node in nodes:
+            text, strength = self.write(node)
+            shared = uses[node] > 1 and node.op not in LEAVES and not _is_plain_transpose(node)
+            long = len(text) > LONGEST_OPERAND and node not in results
+            if shared or long or node.op == "dot" or (node.op == "const" and node in negated):  # -(5) would read as -5
+                name = names.of(node)
+                self.lines.append(f"{name} = {text}")
+                text, strength = name, POSTFIX
+            self.texts[node] = text, strength
+
+    def operand(self, node: Node, least: int) -> str:
+        text, strength = self.texts[node]
+        return text if strength >= least else f"({text})"
+
+    def write(self, node: Node) -> tuple[str, int]:
+        symbol = OPS[node.op].symbol
+        if node.op == "const":
+            value = node.attr("value")
+            return literal(value), UNARY if literal(value).startswith("-") else POSTFIX
+        if symbol and len(node.args) == 2:
+            strength = STRENGTH.get(symbol, COMPARISON)
+            left = self.operand(node.args[0], strength + (strength == COMPARISON))
+            return f"{left} {symbol} {self.operand(node.args[1], strength + 1)}", strength
+        if node.op == "neg":
+            return f"-{self.operand(node.args[0], UNARY)}", UNARY
+        if node.op in SPELLING:
+            least = [POSTFIX if node.op in SELECTIONS and i == 0 else COMPARISON for i in range(len(node.args))]
+            operands = map(self.operand, node.args, least)
+            return SPELLING[node.op](dict(node.attrs), *operands), POSTFIX
+        return f"{node.op}({', '.join(self.operand(a, COMPARISON) for a in node.args)})", POSTFIX
+
+
+def _is_plain_transpose(node: Node) -> bool:
+    return node.op == "transpose" and node.args[0].op in LEAVES
+
+
+def _group(names: Iterable[str]) -> str:
+    names = list(names)
+    return names[0] if len(names) == 1 else f"({' '.join(names)})"
+
+
+def _gather(attrs: dict[str, Any], table: str, index: str) -> str:
+    return f"{table}[{attrs['axis']} = {index}]"
+
+
+def _cast(attrs: dict[str, Any], x: str) -> str:
+    return f"cast({x}, {attrs['dtype']}{', saturate' * attrs['saturate']})"
+
+
+def _reduction(kind: str) -> Callable[..., str]:
+    return lambda attrs, x: f"{kind}({x}, {_group(attrs['axes'])})"
+
+
+# How an operation with attributes is written: its attributes and the texts of its operands.
+SPELLING: dict[str, Callable[..., str]] = {
+    "input": lambda attrs: attrs["name"],
+    "index": lambda attrs: f"index({attrs['axis']})",
+    "size": lambda attrs: f"size({size_text(attrs['expr'])})",
+    "cast": _cast,
+    "default": lambda attrs, x: f"default({x}, {literal(attrs['identity'])})",
+    "transpose": lambda attrs, x: f"{x}.T",
+    "slice": lambda attrs, x: f"{x}.{attrs['axis']}[{attrs['index']}]",
+    "gather": _gather,
+    "part": lambda attrs, x: f"part({x}, {attrs['axis']}, {size_text(attrs['start'])}, {attrs['into']})",
+    "stack": lambda attrs, *xs: f"stack({', '.join(xs)}, {attrs['axis']})",
+    "concat": lambda attrs, *xs: f"concat({', '.join(xs)}, {attrs['axis']} = {' | '.join(attrs['parts'])})",
+    "layout": lambda attrs, x: f"layout({x}, {_dims_text(attrs['dims'])})",
+    "pick": lambda attrs, z, index: f"pick({z}, {attrs['axis']}, {index})",
+    "rand": lambda attrs, seed, offset: f"rand({seed}, {offset}, [{', '.join(map(str, attrs['axes']))}])",
+    **{f"reduce_{kind}": _reduction(kind) for kind in ("sum", "mean", "max", "min", "logsumexp")},
+    "maximum": lambda attrs, a, b: f"max({a}, {b})",
+    "minimum": lambda attrs, a, b: f"min({a}, {b})",
+}
+
+
+# The results.
+
+
+def _results(program: Program, statements: _Statements) -> list[str]:
+    accumulated = [f"{o.into} += {statements.texts[o.value][0]}" for o in program.outputs if o.into]
+    items = [_result(o, statements.texts[o.value][0]) for o in program.outputs if not o.into]
+    return accumulated + (_wrapped("return ", items, "") if items else [])
+
+
+def _result(output: Output, text: str) -> str:
+    named = text if text == output.name else f"{output.name} = {text}"
+    return f"{named}: {output.type.dtype}{_dims_text(output.type.dims)}"
+
+
+def _wrapped(start: str, items: list[str], end: str) -> list[str]:
+    """The items on one line if they fit, else filled into lines that align below the first."""
+    lines, line = [], start
+    for item in items:
+        if len(line) + len(item) > LINE and line.strip() and line != start:
+            lines.append(line.rstrip())
+            line = " " * len(start)
+        line += f"{item}, "
+    return [*lines, line.removesuffix(", ") + end]
+
