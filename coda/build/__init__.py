@@ -1,0 +1,144 @@
+"""From a program to a shared library: sources, compiler runs, cache.
+
+``sources`` writes text and needs no compiler; ``build`` makes ``NAME.so`` and ``NAME.h``; ``artifact`` makes or finds
+a library in the cache and loads it; ``load`` opens one that was built before.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from coda.build import cache, toolchain
+from coda.build.compile import DEVICE_FLAGS, HOST_FLAGS, LINK_FLAGS, arch_flags, compile_artifact
+from coda.build.describe import Metadata, plans_of
+from coda.build.host import header, host_source
+from coda.build.toolchain import Toolchain
+from coda.errors import CodaError
+from coda.ir import Program
+from coda.resources import templates_dir
+from coda.target import Plan, Tile, Variant, choose_tile, lower, parse_tile, variants
+from coda.target.legality import legal_tile
+from coda.version import __version__
+
+if TYPE_CHECKING:
+    from coda.runtime.library import Artifact
+
+DEFAULT_ARCH = "sm_90a"
+Progress = Callable[[str], None]
+Tiles = Sequence[Tile | str] | Tile | str | None
+
+
+def artifact(
+    program: Program, dims: Mapping[str, int] | None = None, tile: Tiles = None, progress: Progress | None = None
+) -> Artifact:
+    """The loaded kernels of an epilogue program, from the cache or built now. ``dims`` guide the choice of the tile."""
+    from coda.runtime.library import Artifact
+
+    plan = as_plan(program)
+    return Artifact(cached(plan, as_tiles(plan, tile, dims), DEFAULT_ARCH, progress), program=program)
+
+
+def load(path: str | Path) -> Artifact:
+    """An artifact that ``build`` or ``coda lower`` wrote."""
+    from coda.runtime.library import Artifact
+
+    return Artifact(Path(path))
+
+
+def build(
+    program: Program | Plan,
+    tiles: Tiles = None,
+    out: Path | None = None,
+    keep_sources: Path | None = None,
+    arch: str = DEFAULT_ARCH,
+    progress: Progress | None = None,
+    dims: Mapping[str, int] | None = None,
+) -> Path:
+    """Build ``NAME.so``. With ``out`` the library and its header (OUT with suffix .h) are copied there."""
+    plan = as_plan(program)
+    library = cached(plan, as_tiles(plan, tiles, dims), arch, progress)
+    if keep_sources is not None:
+        keep_sources.mkdir(parents=True, exist_ok=True)
+        for file in sorted(library.parent.iterdir()):
+            if file.suffix in (".cu", ".cpp", ".h", ".S", ".log"):
+                shutil.copy(file, keep_sources / file.name)
+    if out is None:
+        return library
+    out.parent.mkdir(parents=True, exist_ok=True)
+    _copy_whole(library, out)
+    _copy_whole(library.with_suffix(".h"), out.with_suffix(".h"))
+    return out
+
+
+def sources(plan: Plan, variants: Sequence[Variant], meta: Metadata | None = None) -> dict[str, str]:
+    """File name -> text of everything that is compiled."""
+    from coda.target.emit import device_source
+
+    return {
+        "kernels.cu": device_source(plan, variants),
+        "host.cpp": host_source(plan.name, variants, meta or Metadata()),
+        f"{plan.name}.h": header(plan.name, plans_of(variants)),
+    }
+
+
+def variants_of(plan: Plan, tiles: Sequence[Tile]) -> list[Variant]:
+    """The plan at each tile. Raises CodaError for a tile outside the proven list (case M4)."""
+    for tile in tiles:
+        legal = legal_tile(tile)
+        if not legal:
+            raise CodaError.of(str(legal))
+    return variants(plan, tiles)
+
+
+def cached(plan: Plan, tiles: Sequence[Tile], arch: str, progress: Progress | None = None) -> Path:
+    """The library in the cache, built if it is not there yet."""
+    tools = toolchain.find()
+    meta = Metadata(arch, tools.cutlass_version, tools.nvcc_version)
+    files = sources(plan, variants_of(plan, tiles), meta)
+    library = f"{plan.name}.so"
+
+    def make(folder: Path) -> None:
+        for name, text in files.items():
+            (folder / name).write_text(text)
+        compile_artifact(folder, plan.name, tools, arch, progress)
+
+    return cache.obtain(cache.content_key(_identity(files, tools, arch)), library, make) / library
+
+
+def as_plan(program: Program | Plan) -> Plan:
+    return program if isinstance(program, Plan) else lower(program)
+
+
+def as_tiles(plan: Plan, tiles: Tiles, dims: Mapping[str, int] | None = None) -> list[Tile]:
+    """Tiles as given, by name or as objects; by default the one the width formula chooses."""
+    if tiles is None:
+        return [choose_tile(plan, dims or {})]
+    given = [tiles] if isinstance(tiles, (Tile, str)) else tiles
+    return [t if isinstance(t, Tile) else parse_tile(t) for t in given]
+
+
+def _identity(files: Mapping[str, str], tools: Toolchain, arch: str) -> dict[str, str]:
+    """Everything an artifact depends on: generated text, templates, flags, tools, versions (case N3)."""
+    templates = {
+        f"templates/{path.relative_to(templates_dir())}": path.read_text()
+        for path in sorted(templates_dir().rglob("*.h*"))
+    }
+    return {
+        **{f"source/{name}": text for name, text in files.items()},
+        **templates,
+        "flags": repr((DEVICE_FLAGS, arch_flags(arch), HOST_FLAGS, LINK_FLAGS)),
+        "nvcc": tools.nvcc_version,
+        "cxx": tools.cxx_version,
+        "cutlass": tools.cutlass_version,
+        "coda": __version__,
+    }
+
+
+def _copy_whole(source: Path, target: Path) -> None:
+    """A reader of the target sees the old file or the new one; a library in use is replaced, never overwritten."""
+    partial = target.with_name(f".{target.name}.partial")
+    shutil.copy(source, partial)
+    partial.replace(target)

@@ -75,9 +75,9 @@ class Artifact:
         if self._given is not None:
             return self._given
         from coda.errors import Source
-        from coda.frontend import parse
+        from coda.frontend import load
 
-        return parse(Source(self._about["source"], str(self.path))).programs[self.name]
+        return load(Source(self._about["source"], str(self.path))).programs[self.name]
 
     @property
     def args(self) -> list[dict[str, Any]]:

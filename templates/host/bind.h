@@ -1,0 +1,181 @@
+// From views to what a kernel reads: operand and output records, tensor maps.
+#pragma once
+#include "device.h"
+
+namespace coda::host {
+
+// Everything binding looks at.
+struct Frame {
+  Program const& program;
+  Variant const& variant;
+  View const* views;
+  int64_t rows, columns, contraction;  // columns of one lane
+};
+
+// -- tensor maps -----------------------------------------------------------------------------------------------------
+
+inline CUtensorMapDataType map_type(DLDataType dtype) {
+  if (dtype.bits == 8) return CU_TENSOR_MAP_DATA_TYPE_UINT8;
+  if (dtype.bits == 32) return CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
+  return dtype.code == kDLBfloat ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+}
+
+inline CUtensorMapSwizzle map_swizzle(int64_t bytes) {
+  return bytes == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : bytes == 64 ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_32B;
+}
+
+// Dims fastest first; `strides` in bytes, of all dims but the first. What lies outside reads as zero.
+template <int kRank>
+int encode(CUtensorMap& map, char const* name, View const& v, void* base, cuuint64_t const (&dims)[kRank],
+           cuuint64_t const (&strides)[kRank - 1], cuuint32_t const (&box)[kRank]) {
+  cuuint32_t ones[kRank];
+  for (cuuint32_t& one : ones) one = 1;
+  CUresult result = state().encode(&map, map_type(v.dtype), kRank, base, dims, strides, box, ones,
+                                   CU_TENSOR_MAP_INTERLEAVE_NONE, map_swizzle(box[0] * v.itemsize()),
+                                   CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (result == CUDA_SUCCESS) return CODA_OK;
+  refuse("the driver refused a tensor map over '%s' (CUresult %d)", name, int(result));
+  return CODA_CUDA_ERROR;
+}
+
+// Bytes from row to row. One row has no pitch of its own, but the map wants a legal one.
+inline cuuint64_t row_bytes(View const& v, int row_dim, int64_t width) {
+  int64_t pitch = v.pitch(row_dim);
+  return cuuint64_t(pitch ? pitch * v.itemsize() : (width * v.itemsize() + 15) / 16 * 16);
+}
+
+// The two lanes of B, fetched interleaved in groups of eight rows by one 4-D map: K, 8 rows, 2 lanes, F/8 groups. Two
+// weights are lanes one address difference apart; strides are unsigned, so the lower one comes first and the kernel is
+// told when that swaps the lanes.
+inline int bind_paired_weight(Frame const& f, CUtensorMap& map, int32_t& swap_lanes, cuuint32_t box_rows) {
+  Program const& p = f.program;
+  View const& w = f.views[p.b0];
+  cuuint64_t pitch = row_bytes(w, 0, f.contraction), row = pitch, lane = 0;
+  char* base = w.data;
+  if (p.b1 >= 0) {
+    char* other = f.views[p.b1].data;
+    swap_lanes = other < base;
+    lane = cuuint64_t(swap_lanes ? base - other : other - base);
+    base = swap_lanes ? other : base;
+  } else if (p.weight_lanes == Lanes::kInner) {
+    row = 2 * pitch, lane = pitch;
+  } else {
+    lane = cuuint64_t(f.columns) * pitch;
+  }
+  return encode<4>(map, p.args[p.b0].name, w, base, {cuuint64_t(f.contraction), 8, 2, cuuint64_t(f.columns / 8)},
+                   {row, lane, 8 * row}, {64, 8, 2, box_rows / 16});
+}
+
+// Clusters share tiles: each block loads its part of A (along N) and of B (along M) and multicasts it.
+inline int bind_product(Frame const& f, CUtensorMap& a, CUtensorMap& b, int32_t& swap_lanes) {
+  Program const& p = f.program;
+  Kernel const& kernel = p.image->kernels[f.variant.kernel];
+  View const &x = f.views[p.a], &w = f.views[p.b0];
+  cuuint64_t k = cuuint64_t(f.contraction);
+  cuuint32_t a_rows = cuuint32_t(f.variant.tile_m / kernel.cluster_n), b_rows = cuuint32_t(f.variant.tile_n / kernel.cluster_m);
+  if (int status = encode<2>(a, p.args[p.a].name, x, x.data, {k, cuuint64_t(f.rows)}, {row_bytes(x, 0, f.contraction)}, {64, a_rows}))
+    return status;
+  if (p.lanes == 2) return bind_paired_weight(f, b, swap_lanes, b_rows);
+  return encode<2>(b, p.args[p.b0].name, w, w.data, {k, cuuint64_t(f.columns)}, {row_bytes(w, 0, f.contraction)}, {64, b_rows});
+}
+
+inline int bind_tile_map(Frame const& f, Operand const& spec, CUtensorMap& map) {
+  View const& v = f.views[spec.arg];
+  char const* name = f.program.args[spec.arg].name;
+  cuuint64_t columns = cuuint64_t(f.columns), rows = cuuint64_t(f.rows);
+  cuuint32_t chunk = cuuint32_t(f.variant.chunk), slab = cuuint32_t(f.variant.slab_rows);
+  if (spec.lanes == Lanes::kNone)
+    return encode<2>(map, name, v, v.data, {columns, rows}, {row_bytes(v, spec.row_dim, f.columns)}, {chunk, slab});
+  return encode<3>(map, name, v, v.data, {columns, 2, rows},
+                   {columns * cuuint64_t(v.itemsize()), row_bytes(v, spec.row_dim, 2 * f.columns)}, {chunk, 1, slab});
+}
+
+// -- operands and outputs --------------------------------------------------------------------------------------------
+
+// Column and lane strides of a dim that holds both lanes.
+inline void lane_strides(Lanes lanes, int64_t stride, int64_t columns, int64_t* column, int64_t* lane) {
+  *column = lanes == Lanes::kInner ? 2 * stride : stride;
+  *lane = lanes == Lanes::kNone ? 0 : lanes == Lanes::kInner ? stride : columns * stride;
+}
+
+inline float half_to_float(uint16_t bits) {
+  uint32_t sign = uint32_t(bits & 0x8000) << 16, exponent = bits >> 10 & 31, mantissa = bits & 1023;
+  float magnitude;
+  uint32_t word = exponent == 31 ? 0x7f800000u | mantissa << 13 : (exponent + 112) << 23 | mantissa << 13;
+  memcpy(&magnitude, &word, 4);
+  if (exponent == 0) magnitude = float(mantissa) * 0x1p-24f;
+  return sign ? -magnitude : magnitude;
+}
+
+// A scalar in host memory, as the f32 that the kernel takes. False where f32 cannot hold it.
+inline bool read_scalar(View const& v, float* out) {
+  uint16_t half;
+  uint32_t word;
+  int64_t integer = 0;
+  switch (v.dtype.code) {
+    case kDLFloat:
+      if (v.dtype.bits == 32) return memcpy(out, v.data, 4), true;
+      memcpy(&half, v.data, 2);
+      return *out = half_to_float(half), true;
+    case kDLBfloat:
+      memcpy(&half, v.data, 2);
+      word = uint32_t(half) << 16;
+      return memcpy(out, &word, 4), true;
+    case kDLBool: return *out = *v.data ? 1.0f : 0.0f, true;
+    case kDLInt:
+      if (v.dtype.bits == 64) memcpy(&integer, v.data, 8);
+      else if (v.dtype.bits == 32) { int32_t i; memcpy(&i, v.data, 4); integer = i; }
+      else integer = static_cast<signed char>(*v.data);
+      *out = float(integer);
+      return integer >= -(int64_t(1) << 24) && integer <= int64_t(1) << 24;
+    default: return false;
+  }
+}
+
+inline int bind_operand(Frame const& f, Operand const& spec, coda::Operand& o) {
+  View const& v = f.views[spec.arg];
+  o.value = spec.absent;
+  if (!v.present) return CODA_OK;
+  if (v.device.device_type == kDLCPU) {
+    if (read_scalar(v, &o.value)) return CODA_OK;
+    refuse("the scalar '%s' is not exact in f32; pass it in device memory", f.program.args[spec.arg].name);
+    return CODA_REFUSED;
+  }
+  o.data = v.data;
+  o.row = v.pitch(spec.row_dim);
+  lane_strides(spec.lanes, v.pitch(spec.column_dim), f.columns, &o.column, &o.lane);
+  o.vector = o.column == 1 && o.row % 2 == 0 && o.lane % 2 == 0 && v.address() % uint64_t(2 * v.itemsize()) == 0;
+  return CODA_OK;
+}
+
+// Partial results of a user: a matrix [count, length].
+inline coda::Output bind_partials(View const& v, StoreKind kind) {
+  bool of_rows = kind == StoreKind::kRow;
+  return {v.data, v.strides[of_rows ? 1 : 0], v.strides[of_rows ? 0 : 1], 0, 0};
+}
+
+inline coda::Output bind_output(Frame const& f, Store const& spec) {
+  View const& v = f.views[spec.arg];
+  if (spec.kind != StoreKind::kTile) return bind_partials(v, spec.kind);
+  coda::Output o{};
+  o.data = v.data;
+  o.row = v.pitch(spec.row_dim);
+  lane_strides(spec.lanes, v.pitch(spec.column_dim), f.columns, &o.column, &o.lane);
+  bool unit = spec.lanes == Lanes::kInner ? o.lane == 1 && f.columns % 8 == 0
+                                          : o.column == 1 && f.columns * v.itemsize() % 16 == 0;
+  o.vector = unit && v.address() % 16 == 0 && o.row * v.itemsize() % 16 == 0;
+  return o;
+}
+
+// Partials in the workspace, [count][length]: for rows, length runs along the rows and count along the tile columns.
+inline coda::Output partial_output(void* at, Store const& spec, int64_t length) {
+  bool of_rows = spec.kind == StoreKind::kRow;
+  return {at, of_rows ? 1 : length, of_rows ? length : 1, 0, 0};
+}
+
+inline coda::Operand partial_operand(void* at, StoreKind kind, int64_t length) {
+  bool of_rows = kind == StoreKind::kRow;
+  return {at, of_rows ? 1 : length, of_rows ? length : 1, 0, 0.0f, 0};
+}
+
+}  // namespace coda::host

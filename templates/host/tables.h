@@ -1,0 +1,134 @@
+// The shape of the tables in a generated host.cpp. Everything is constexpr data; indices refer to neighbouring tables,
+// -1 means none.
+#pragma once
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "abi.h"
+#include "launch.h"
+
+namespace coda::host {
+
+constexpr int kMaxArgs = 64;
+constexpr int kMaxRank = 8;
+constexpr int kMaxVariables = 32;
+constexpr int kMaxKernels = 64;
+constexpr int kMaxDevices = 64;
+
+struct Call;
+struct DeviceState;
+
+// Order and meaning as in coda/target/requirements.py, class Kind.
+enum class Kind : uint8_t {
+  kPresent, kDtype, kRank, kDivisible, kSize, kProduct, kAtLeast, kAtMost, kMultiple, kPartials,
+  kAligned, kUnit, kPitchBytes, kPitchMin, kPitchMax, kSamePitch, kLanes, kDistinct, kApart,
+};
+
+// coefficient * variable + offset
+struct Extent {
+  int64_t coefficient;
+  int variable;
+  int64_t offset;
+};
+
+struct Requirement {
+  Kind kind;
+  int arg, dim, other;
+  int64_t value;
+  Extent extent;
+  char const* sentence;
+};
+
+struct Arg {
+  char const* name;
+  bool output;
+  bool scalar;  // may live on the CPU
+  bool vector;  // one element may stand for all
+};
+
+enum class Lanes : uint8_t { kNone, kOuter, kInner };
+
+struct Operand {
+  int arg;
+  int row_dim, column_dim;
+  Lanes lanes;
+  int map;       // index into Launch::tiles
+  float absent;  // value of an absent optional operand, or the default
+};
+
+enum class StoreKind : uint8_t { kTile, kRow, kColumn };
+
+struct Store {
+  StoreKind kind;
+  int arg;  // -1: partials in the workspace
+  int row_dim, column_dim;
+  Lanes lanes;
+};
+
+struct Finishing {
+  StoreKind kind;
+  int kernel;
+  int const* partials;  // indices of stores
+  int partial_count;
+  Operand const* operands;
+  int operand_count;
+  Store const* results;
+  int result_count;
+  int (*launch)(Call const&, Finishing const&, void* workspace, cudaStream_t);
+};
+
+struct Variant {
+  int kernel;
+  int tile_m, tile_n;
+  int columns;    // of one lane
+  int slab_rows;  // rows of a box of a tile operand
+  int chunk;      // its columns
+  int column_partials_per_tile;
+};
+
+struct Kernel {
+  char const* symbol;
+  int cluster_m, cluster_n;  // 0: launched without clusters
+  int threads;
+  int shared_bytes;
+};
+
+// The cubin and its kernels.
+struct Image {
+  void const* cubin;
+  char const* arch;
+  int compute_capability;  // 10 * major + minor
+  Kernel const* kernels;
+  int kernel_count;
+};
+
+struct Program {
+  char const* name;
+  char const* usage;  // "'name' takes 3 arguments (a, b, c)"
+  Image const* image;
+  Arg const* args;
+  int arg_count;
+  Requirement const* requirements;
+  int requirement_count;
+  int variable_count;
+  Extent rows, columns, contraction;
+  int lanes;
+  Lanes weight_lanes;
+  int a, b0, b1;  // arguments; b1 is -1 with one weight
+  Operand const* operands;
+  int operand_count;
+  Store const* stores;
+  int store_count;
+  Finishing const* finishings;
+  int finishing_count;
+  Variant const* variants;
+  int variant_count;
+  int design_sms;
+  int (*gemm)(Call const&, DeviceState const&, void* workspace, cudaStream_t);
+};
+
+// A table that may be empty: {pointer, count} for two members of a struct above.
+#define CODA_TABLE(array) array, int(sizeof(array) / sizeof(*array))
+
+}  // namespace coda::host
