@@ -81,8 +81,8 @@ def _empty_extremum(x, kind, shape):
 _DERIVATIVES = {
     "sum": "dy",
     "mean": "dy / count",  # `count`: the number of elements reduced over
-    "max": "where(a == y, dy, 0)",
-    "min": "where(a == y, dy, 0)",
+    "max": "where(a == y, dy / ties, 0)",  # `ties`: the number of them that equal y (torch.amax shares evenly)
+    "min": "where(a == y, dy / ties, 0)",
     "logsumexp": "dy * exp(a - y)",
 }
 for _kind, _text in _DERIVATIVES.items():

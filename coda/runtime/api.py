@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from coda.frontend import Module
     from coda.runtime.callable import Artifact, CompiledProgram
 
-Const = int | float | str
+Const = int | str  # what frontend.load takes as the value of a const parameter
 NUMERICS = ("fused", "eager")
 
 
@@ -41,7 +41,8 @@ def compile(
     """A program as a function of torch tensors.
 
     ``source`` is program text, the path of a ``.coda`` file, or IR; ``program`` chooses when it has several.
-    ``dims`` fixes axis sizes and integer consts (``N=4096``); ``consts`` gives other const values.
+    ``dims`` fixes sizes, of axes or consts (``N=4096``); ``consts`` gives const choices and sizes that are then known
+    to the checker.
     ``numerics="eager"`` rounds where eager PyTorch rounds. ``fallback`` says what a CUDA call may do when the kernel
     refuses its operands: ``copy``, ``reference`` or ``strict`` (see ``coda.runtime.callable``).
 
@@ -52,13 +53,13 @@ def compile(
 
     if numerics not in NUMERICS:
         raise CodaError.of(f"numerics is '{numerics}'", f"one of {', '.join(NUMERICS)}")
-    ir, sizes = _program(source, program, consts or {}, dims)
+    ir = source if isinstance(source, Program) else _choose(parse(source, **(consts or {})), program)
     if numerics == "eager":
         from coda.passes.eager import round_as_eager
 
         ir = round_as_eager(ir)
     never = str(device) == "cpu"
-    compiled = CompiledProgram(ir, sizes, tile, fallback, None if never else _build)
+    compiled = CompiledProgram(ir, dims, tile, fallback, None if never else _build)
     if device is not None and not never:
         compiled.warmup(device)
     return compiled
@@ -80,16 +81,6 @@ def _build(program: Program, dims: Mapping[str, int], tile: str | None) -> Artif
     from coda.build import artifact
 
     return artifact(program, dims, tile)
-
-
-def _program(
-    source: str | Path | Program, name: str | None, consts: Mapping[str, Const], dims: Mapping[str, int]
-) -> tuple[Program, dict[str, int]]:
-    """The chosen program, and the sizes that are left once those among ``dims`` that are consts are used."""
-    if isinstance(source, Program):
-        return source, dict(dims)
-    module = parse(source, **consts)
-    return _choose(module, name), dict(dims)
 
 
 def _choose(module: Module, name: str | None) -> Program:
