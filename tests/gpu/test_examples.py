@@ -1,0 +1,83 @@
+"""Every example kernel at every tile: against float64, whole outputs, repeatedly, on ragged and on Llama sizes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import coda
+from coda.runtime.binding import bind, shapes_of
+from coda.runtime.compare import compare
+from coda.runtime.inputs import poisoned_outputs, random_inputs
+from coda.target import TILES
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+NAMES = ("linear", "linear_bias_gelu", "residual_stats", "residual_stats_aux", "swiglu", "swiglu_preact")
+TILE_NAMES = tuple(t.name for t in TILES)
+RAGGED = ((1, 8, 8), (7, 16, 64), (128, 128, 64), (129, 264, 72), (300, 136, 200), (257, 520, 1032), (2049, 384, 128))
+LLAMA = ((8192, 4096, 4096), (8192, 4096, 14336), (8192, 28672, 4096), (8192, 6144, 4096))
+_compiled: dict[tuple[str, str], coda.CompiledProgram] = {}
+
+
+def compiled(name: str, tile: str) -> coda.CompiledProgram:
+    """The example at one tile; strict, so that a test cannot pass on a fallback."""
+    if (name, tile) not in _compiled:
+        _compiled[name, tile] = coda.compile(EXAMPLES / f"{name}.coda", tile=tile, fallback="strict")
+    return _compiled[name, tile]
+
+
+def sizes_of(program, m: int, n: int, k: int) -> dict[str, int]:
+    """M, N, K as the axes of the example's product; with two lanes N counts the accumulator columns of both."""
+    dot = next(node for node in program.nodes() if node.op == "dot")
+    (row,), (column,), (inner,) = dot.type.dims[0], dot.type.dims[1], dot.args[0].type.dims[1]
+    lanes = sum(node.op == "dot" for node in program.nodes())
+    return {row.name: m, column.size.name: max(8, n // lanes // 8 * 8), inner.name: k}
+
+
+def run(call, inputs, m):
+    """Outputs by name, written into poisoned memory, with the inputs proven unchanged."""
+    before = {k: v.clone() for k, v in inputs.items() if isinstance(v, torch.Tensor)}
+    sizes = bind(call.program, shapes_of(inputs))
+    out = poisoned_outputs(call.program, sizes, "cuda")
+    partial = [o.name for o in call.program.outputs if o.is_partial]
+    for name in partial:  # their first dim is the artifact's
+        shape = call._built().output_shapes(sizes)[name]
+        out[name] = torch.full(shape, float("nan"), device="cuda")
+    call(**inputs, out=out)
+    assert call.last_route.kind == "kernel"
+    for name, tensor in before.items():
+        assert torch.equal(tensor, inputs[name]), f"{name} was modified"
+    return out
+
+
+@pytest.mark.parametrize("tile", TILE_NAMES)
+@pytest.mark.parametrize("name", NAMES)
+def test_ragged_sizes(name: str, tile: str) -> None:
+    call = compiled(name, tile)
+    for seed, (m, n, k) in enumerate(RAGGED):
+        inputs = random_inputs(call.program, sizes_of(call.program, m, n, k), seed, "cuda")
+        out = run(call, inputs, m)
+        result = compare(call.program, inputs, out)
+        assert result.ok, f"{name} {tile} {(m, n, k)}\n{result}"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_bit_equal_over_runs(name: str) -> None:
+    call = compiled(name, "128x128")
+    inputs = random_inputs(call.program, sizes_of(call.program, 1000, 4096, 512), 0, "cuda")
+    first = run(call, inputs, 1000)
+    for _ in range(50):
+        again = run(call, inputs, 1000)
+        assert all(torch.equal(first[o], again[o]) for o in first)
+
+
+@pytest.mark.parametrize("shape", LLAMA, ids=lambda s: "x".join(map(str, s)))
+@pytest.mark.parametrize("name", NAMES)
+def test_llama_sizes(name: str, shape: tuple[int, int, int]) -> None:
+    call = compiled(name, "128x128")
+    inputs = random_inputs(call.program, sizes_of(call.program, *shape), 1, "cuda")
+    out = run(call, inputs, shape[0])
+    result = compare(call.program, inputs, out)
+    assert result.ok, str(result)
