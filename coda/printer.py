@@ -14,7 +14,7 @@ import sympy
 from sympy.printing.str import StrPrinter
 
 from coda.dtypes import TABLE
-from coda.frontend.mistakes import KEYWORDS
+from coda.frontend.syntax import KEYWORDS
 from coda.ir import Axis, Dim, Node, Output, Param, Program, Type
 from coda.ops import OPS
 
@@ -247,4 +247,3 @@ def _wrapped(start: str, items: list[str], end: str) -> list[str]:
             line = " " * len(start)
         line += f"{item}, "
     return [*lines, line.removesuffix(", ") + end]
-

@@ -15,10 +15,8 @@ def resource(name: str) -> Path:
     for folder in candidates:
         if folder.is_dir():
             return folder
-    raise CodaError.of(
-        f"the folder '{name}' is missing from this installation of coda; looked in {' and '.join(map(str, candidates))}",
-        "install coda again",
-    )
+    looked_in = " and ".join(map(str, candidates))
+    raise CodaError.of(f"coda's folder '{name}' is missing; looked in {looked_in}", "install coda again")
 
 
 def grammar_file() -> Path:

@@ -8,8 +8,8 @@ from typing import Any
 
 from coda.dtypes import TABLE
 from coda.errors import CodaError, Diagnostic
-from coda.frontend.mistakes import KEYWORDS
 from coda.frontend.rounding import round_operands
+from coda.frontend.syntax import KEYWORDS
 from coda.ir import Node, Output, Param, Program, appearing_axes, intern, size_symbol
 from coda.ops import OPS, OpError
 
@@ -95,7 +95,8 @@ def _inout_is_written(program: Program, param: Param) -> bool:
 PARAM_RULES = (
     Rule("param-name", lambda p, q: _is_name(q.name) and q.name not in {a.name for a in p.axes},
          "parameter {subject} is not an identifier, or is the name of an axis"),
-    Rule("default", lambda p, q: q.default is None or q.is_scalar, "parameter {subject} has a default but is no scalar"),
+    Rule("default", lambda p, q: q.default is None or q.is_scalar,
+         "parameter {subject} has a default but is no scalar"),
     Rule("inout", _inout_is_written, "no output accumulates into inout parameter {subject}"),
     Rule("inout-given", lambda p, q: not (q.inout and q.optional), "parameter {subject} is both inout and optional"),
 )  # fmt: skip
@@ -180,6 +181,7 @@ OUTPUT_RULES = (
     Rule("output-dtype", lambda p, o: o.value.dtype == o.type.dtype, "output {subject} is not cast to its dtype"),
     Rule("output-axes", lambda p, o: sorted(map(str, o.value.type.axes)) == sorted(map(str, o.type.axes)),
          "output {subject} has other axes than its value"),
-    Rule("output-optional", lambda p, o: not _reads_optional(p, o.value), "output {subject} is a bare optional parameter"),
+    Rule("output-optional", lambda p, o: not _reads_optional(p, o.value),
+         "output {subject} is a bare optional parameter"),
     Rule("into", _into_is_inout, "output {subject} has the name of a parameter that it does not accumulate into"),
 )  # fmt: skip

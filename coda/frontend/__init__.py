@@ -1,12 +1,12 @@
 """Text to IR: ``load`` a source, ``load_path`` a file, or one ``expression`` over given nodes.
 
-    parse.py        text -> syntax tree (grammar/coda.lark); mistakes.py says syntax errors in plain words
-    check.py        syntax tree -> ir.Program: parameters, statements, results
-    statements.py   assignments and declared types
-    expressions.py  names, literals, operators, slices
-    calls.py        built-in functions (builtins.py) and the inlining of fn
-    rounding.py     the casts that the checker inserts
-    scope.py        what names mean; axes.py the axes and their sizes
+parse.py        text -> syntax tree (grammar/coda.lark); syntax_errors.py and the table mistakes.py explain errors
+check.py        syntax tree -> ir.Program: parameters, statements, results
+statements.py   assignments and declared types
+expressions.py  names, literals, operators, slices
+calls.py        calls: built-in functions (builtins.py), and fn, whose body is inlined (arguments.py)
+rounding.py     the casts that the checker inserts
+scope.py        what names mean; axes.py the axes and their sizes
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from coda.errors import CodaError, Diagnostic, Source, did_you_mean
 from coda.frontend import syntax
 from coda.frontend.axes import AxisTable
 from coda.frontend.builtins import BUILTINS
-from coda.frontend.check import Consts, check_program
+from coda.frontend.check import Consts, ProgramChecker
 from coda.frontend.expressions import value
 from coda.frontend.parse import parse_expression, parse_module
 from coda.frontend.report import Failed, Report
@@ -44,15 +44,18 @@ def load(source: Source | str, consts: Consts | None = None) -> Module:
     symbolic. Raises CodaError with all errors of the text."""
     source = Source(source) if isinstance(source, str) else source
     definitions = parse_module(source)
-    report = Report(source)
-    functions = dict(library())
-    programs: dict[str, Program] = {}
+    report, inlined = Report(source), set[str]()
     _check_definitions(definitions, report)
-    functions |= {d.name.name: d for d in definitions if d.kind == "fn"}
     _check_consts(definitions, consts or {})
-    for definition in definitions:
-        if definition.kind == "program":
-            programs[definition.name.name] = check_program(definition, report, functions, consts or {})
+    own = {d.name.name: d for d in definitions if d.kind == "fn"}
+    programs = {
+        d.name.name: ProgramChecker(d, report, library() | own, inlined, consts or {}).check()
+        for d in definitions
+        if d.kind == "program"
+    }
+    for name in own.keys() - inlined:
+        hint = "a fn is generic: it is checked with the arguments of each call"
+        report.warn(f"fn '{name}' is never called, so it is not checked", own[name].name.span, hint)
     if errors := report.of("error"):
         raise CodaError(errors, source)
     return Module(programs, report.of("warning"), source)

@@ -1,5 +1,8 @@
-"""The axes of one program and their sizes: mentioned in a type, given by ``dim`` or a static factor, or made by an
-operation. A ``const`` size is a symbol until a value is given for it."""
+"""The axes of one program and their sizes.
+
+An axis is mentioned in a type, given by ``dim`` or a static factor, or made by an operation. A ``const`` size is a
+symbol until a value is given for it.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,6 @@ from coda.errors import did_you_mean
 from coda.frontend import syntax
 from coda.frontend.report import Failed, Report
 from coda.ir import Axis, Size
-
 
 ARITHMETIC = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
 
@@ -86,7 +88,8 @@ class AxisTable:
             case syntax.Call(callee) if callee.name == "ragged":
                 hint = "for now write one program for each expert, or pad the groups to one size"
                 raise self.report.error("ragged axes are planned for a later release", expr.span, hint)
-        raise self.report.error("this is not a size", expr.span, "a size is made of numbers, axes, const sizes and + - * /")
+        hint = "a size is made of numbers, axes, const sizes and + - * /"
+        raise self.report.error("this is not a size", expr.span, hint)
 
     def _named_size(self, name: syntax.Name) -> Size:
         if name.name in self.consts:

@@ -13,8 +13,7 @@ from coda.frontend import syntax
 from coda.frontend.expressions import is_optional, operand, value
 from coda.frontend.scope import Scope, Value
 from coda.ir import Axis, Dim, Node
-from coda.ops import OPS, OpError
-from coda.ops import broadcast as broadcast_dims
+from coda.ops import OPS
 
 REDUCTIONS = ("sum", "mean", "max", "min", "logsumexp")
 
@@ -31,8 +30,8 @@ def positional(scope: Scope, expr: syntax.Call, usage: str, low: int, high: int 
     """The arguments of a call that takes no keywords, with their number checked."""
     for argument in expr.arguments:
         if argument.keyword is not None:
-            hint = f"it is {usage}; a comparison is written with =="
-            raise scope.fail(f"'{expr.callee.name}' has no option '{argument.keyword.name}'", argument.keyword.span, hint)
+            message = f"'{expr.callee.name}' has no option '{argument.keyword.name}'"
+            raise scope.fail(message, argument.keyword.span, f"it is {usage}; a comparison is written with ==")
     count, high = len(expr.arguments), low if high is None else high
     if not low <= count <= high:
         takes = str(low) if low == high else f"{low} to {high}"
@@ -47,9 +46,8 @@ def axis_argument(scope: Scope, expr: syntax.Expr) -> Axis:
     return scope.axis(expr)
 
 
-def axes_argument(scope: Scope, argument: syntax.Argument | syntax.Expr) -> Dim:
+def axes_argument(scope: Scope, expr: syntax.Expr) -> Dim:
     """An axis, or axes taken together: ``D`` or ``(s F)``."""
-    expr = argument.value if isinstance(argument, syntax.Argument) else argument
     if isinstance(expr, syntax.Name):
         return scope.axes(expr)
     if isinstance(expr, syntax.Group):
@@ -124,7 +122,8 @@ def default(scope: Scope, name: str, expr: syntax.Call) -> Node:
     x, identity = positional(scope, expr, "default(bias, 0)", 2)
     found = operand(scope, x)
     if not isinstance(found, Node) or not is_optional(scope, found):
-        raise scope.fail("the first argument of 'default' is an optional parameter", x.span, "declare it with a ?: bias: bf16[N]?")
+        hint = "declare it with a ?: bias: bf16[N]?"
+        raise scope.fail("the first argument of 'default' is an optional parameter", x.span, hint)
     if not isinstance(identity, syntax.Number):
         raise scope.fail("the second argument of 'default' is a number", identity.span)
     return scope.build(expr.span, "default", found, identity=float(identity.value))
@@ -132,26 +131,32 @@ def default(scope: Scope, name: str, expr: syntax.Call) -> Node:
 
 def split(scope: Scope, name: str, expr: syntax.Call) -> list[Value]:
     """split(x, d = f | f | *): contiguous parts of an axis; * is the rest, which may be empty."""
-    usage = "split(x, d = f | f | *)"
-    if len(expr.arguments) != 2 or expr.arguments[1].keyword is None or not isinstance(expr.arguments[1].value, syntax.Parts):
-        raise scope.fail("'split' takes a value and the parts of one axis", expr.span, f"it is {usage}")
-    x, axis, parts = value(scope, expr.arguments[0].value), scope.axis(expr.arguments[1].keyword), expr.arguments[1].value
-    fixed = [None if p is None else part_axis(scope, p) for p in parts.parts]
-    if fixed.count(None) > 1:
-        raise scope.fail("only one part can be the rest", parts.span)
-    used = sympy.Add(*(a.size for a in fixed if a is not None))
-    rest = sympy.expand(axis.size - used)
-    if None in fixed and rest.is_negative or None not in fixed and rest != 0:
-        hint = f"give the axis its size, as in dim {axis.name} = {used}" if axis.is_free else "a part * takes the rest"
-        raise scope.fail(f"the parts add up to {used}, but axis '{axis.name}' has size {axis.size}", parts.span, hint)
+    match expr.arguments:
+        case (syntax.Argument(None, what), syntax.Argument(syntax.Name() as keyword, syntax.Parts() as parts)):
+            x, axis = value(scope, what), scope.axis(keyword)
+        case _:
+            hint = "it is split(x, d = f | f | *)"
+            raise scope.fail("'split' takes a value and the parts of one axis", expr.span, hint)
     results: list[Value] = []
     start = sympy.Integer(0)
-    for part in fixed:
-        into = part or scope.context.axes.fresh(f"{axis.name}_rest", rest)
+    for into in part_axes(scope, axis, parts):
         scope.context.axes.cut_from[into.name] = axis.name
         results.append(scope.build(expr.span, "part", x, axis=axis.name, start=start, into=into))
         start = sympy.expand(start + into.size)
     return results
+
+
+def part_axes(scope: Scope, axis: Axis, parts: syntax.Parts) -> list[Axis]:
+    """The axis of each part; the rest gets an axis of its own, and without one the parts must fill the axis."""
+    axes = [None if p is None else part_axis(scope, p) for p in parts.parts]
+    if axes.count(None) > 1:
+        raise scope.fail("only one part can be the rest", parts.span)
+    used = sympy.Add(*(a.size for a in axes if a is not None))
+    rest = sympy.expand(axis.size - used)
+    if rest.is_negative if None in axes else rest != 0:
+        hint = f"give the axis its size, as in dim {axis.name} = {used}" if axis.is_free else "a part * takes the rest"
+        raise scope.fail(f"the parts add up to {used}, but axis '{axis.name}' has size {axis.size}", parts.span, hint)
+    return [a or scope.context.axes.fresh(f"{axis.name}_rest", rest) for a in axes]
 
 
 def part_axis(scope: Scope, part: syntax.Name | syntax.Number) -> Axis:
@@ -180,7 +185,8 @@ def concat(scope: Scope, name: str, expr: syntax.Call) -> Node:
     """concat(a, b, d): joined along d. Which axis of each value is joined: ``d = f | f`` says it; else it is d or a
     part of d, else the one axis that the values do not share."""
     if len(expr.arguments) < 2:
-        raise scope.fail("'concat' takes values and an axis", expr.span, "it is concat(a, b, d), or concat(a, b, d = f | g)")
+        hint = "it is concat(a, b, d), or concat(a, b, d = f | g)"
+        raise scope.fail("'concat' takes values and an axis", expr.span, hint)
     *values, last = expr.arguments
     if any(a.keyword for a in values):
         raise scope.fail("only the axis of 'concat' has a name before '='", expr.span, "write concat(a, b, d = f | g)")
@@ -195,15 +201,19 @@ def concat(scope: Scope, name: str, expr: syntax.Call) -> Node:
     for node, axis_name in zip(nodes, joined, strict=True):
         if node.type.axis(axis_name) is None:
             raise scope.fail(f"there is no axis '{axis_name}' to join in {node.type}", expr.span)
-    total = sympy.expand(sympy.Add(*(n.type.axis(j).size for n, j in zip(nodes, joined, strict=True))))  # type: ignore[union-attr]
-    axis = scope.axis(target) if scope.find_axes(target.name) else scope.new_axis(target, total)
+    if scope.find_axes(target.name):
+        axis = scope.axis(target)
+    else:
+        sizes = [a.size for n, j in zip(nodes, joined, strict=True) for a in n.type.axes if a.name == j]
+        axis = scope.new_axis(target, sympy.expand(sympy.Add(*sizes)))
     return scope.build(expr.span, "concat", *nodes, axis=axis, parts=tuple(joined))
 
 
 def joined_as_written(scope: Scope, parts: syntax.Expr, count: int) -> list[str]:
     names = parts.parts if isinstance(parts, syntax.Parts) else (parts,)
     if len(names) != count or not all(isinstance(n, syntax.Name) for n in names):
-        raise scope.fail(f"expected the axis joined in each of the {count} values", parts.span, "write concat(a, b, d = f | g)")
+        message = f"expected the axis joined in each of the {count} values"
+        raise scope.fail(message, parts.span, "write concat(a, b, d = f | g)")
     return [scope.axis(n).name for n in names if isinstance(n, syntax.Name)]
 
 
@@ -245,7 +255,8 @@ def rand(scope: Scope, name: str, expr: syntax.Call) -> Node:
     nodes = [value(scope, e) for e in (seed, offset)]
     for node, e in zip(nodes, (seed, offset), strict=True):
         if node.type.dims or node.dtype.kind != "int":
-            raise scope.fail(f"the seed and offset of 'rand' are integer scalars, not {node.type}", e.span, "declare seed: i64[]")
+            message = f"the seed and offset of 'rand' are integer scalars, not {node.type}"
+            raise scope.fail(message, e.span, "declare seed: i64[]")
     over = tuple(axis for dim in dims_argument(scope, axes) for axis in dim)
     return scope.build(expr.span, "rand", *nodes, axes=over)
 
@@ -281,5 +292,3 @@ BUILTINS |= {
     f.__name__: f
     for f in (cast, default, split, part, stack, concat, pick, index, size, rand, layout, partial, scatter_add, ragged)
 }
-
-__all__ = ["BUILTINS", "OpError", "axes_argument", "broadcast_dims", "call_builtin", "dtype_argument", "unknown_dtype_hint"]

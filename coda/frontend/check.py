@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import sympy
 
-from coda.dtypes import F32, DType
-from coda.errors import Source, did_you_mean
+from coda.dtypes import F32
+from coda.errors import did_you_mean
 from coda.frontend import syntax
 from coda.frontend.axes import AxisTable
-from coda.frontend.expressions import tensor, value
+from coda.frontend.expressions import value
 from coda.frontend.report import Failed, Report
 from coda.frontend.rounding import round_to
 from coda.frontend.scope import UNKNOWN, Context, Scope
@@ -33,6 +34,7 @@ class ProgramChecker:
     definition: syntax.Definition
     report: Report
     functions: dict[str, syntax.Definition]
+    inlined: set[str]
     consts: Consts
     params: list[Param] = field(default_factory=list)
     outputs: list[Output] = field(default_factory=list)
@@ -40,7 +42,7 @@ class ProgramChecker:
     def check(self) -> Program:
         """The program. After an error it is whatever could be checked, and the report says what is wrong."""
         self.table = AxisTable(self.report)
-        self.context = Context(self.report, self.table, self.functions)
+        self.context = Context(self.report, self.table, self.functions, inlined=self.inlined)
         self.scope = Scope(self.context)
         self.collect_axes()
         for parameter in self.definition.parameters:
@@ -53,12 +55,10 @@ class ProgramChecker:
         axes = appearing_axes(self.params, self.outputs)
         return Program(self.definition.name.name, tuple(self.params), tuple(self.outputs), axes, self.report.source)
 
-    def attempt(self, step, *args) -> None:
+    def attempt(self, step: Callable[..., object], *args: object) -> None:
         """Run one step; an error that it reported does not keep the next from being checked."""
-        try:
+        with contextlib.suppress(Failed):
             step(*args)
-        except Failed:
-            pass
 
     # Axes and sizes.
 
@@ -125,7 +125,8 @@ class ProgramChecker:
         """const act: {gelu_tanh, gelu_erf}: the name stands for one of several functions."""
         names = [c.name for c in p.choices or ()]
         if p.qualifier != "const":
-            raise self.report.error("a choice is known when the program is lowered", p.span, f"write const {p.name.name}: ...")
+            hint = f"write const {p.name.name}: ..."
+            raise self.report.error("a choice is known when the program is lowered", p.span, hint)
         chosen: int | str = names[0]
         if p.default is not None:
             chosen = p.default.name if isinstance(p.default, syntax.Name) else "?"
@@ -232,12 +233,3 @@ class ProgramChecker:
                 self.report.error(f"inout '{p.name}' is never accumulated into", p.span, hint)
         if not self.outputs and not self.report.of("error"):
             raise self.report.error(f"program '{self.definition.name.name}' returns nothing", self.definition.name.span)
-
-
-def check_program(
-    definition: syntax.Definition, report: Report, functions: dict[str, syntax.Definition], consts: Consts
-) -> Program:
-    return ProgramChecker(definition, report, functions, consts).check()
-
-
-__all__ = ["Consts", "DType", "Source", "check_program", "tensor"]

@@ -1,4 +1,4 @@
-"""Expressions to IR nodes: names, literals, operators, slices and gathers. Calls are in ``builtins`` and ``functions``."""
+"""Expressions to IR nodes: names, literals, operators, slices and gathers. Calls are in ``calls``."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def operand(scope: Scope, expr: syntax.Expr) -> Value:
     match expr:
         case syntax.Number():
             return literal(scope, expr)
-        case syntax.Name(name):
+        case syntax.Name():
             return named(scope, expr)
         case syntax.Negation(inner):
             return scope.build(expr.span, "neg", value(scope, inner))
@@ -63,7 +63,7 @@ def operand(scope: Scope, expr: syntax.Expr) -> Value:
 
 def single(scope: Scope, expr: syntax.Call) -> Value:
     """A call that must give one value."""
-    from coda.frontend.calls import call
+    from coda.frontend.calls import call  # calls take expressions, expressions contain calls
 
     results = call(scope, expr)
     if len(results) != 1:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
+from typing import Any
 
 from lark import Lark, Token, Transformer, UnexpectedInput, v_args
 from lark.tree import Meta
 
 from coda.errors import CodaError, Source, Span
 from coda.frontend import syntax
-from coda.frontend.mistakes import explain
+from coda.frontend.syntax_errors import explain
 from coda.resources import grammar_file
 
 OPENING, CLOSING = {"LPAR", "LSQB"}, {"RPAR", "RSQB"}
@@ -62,7 +63,7 @@ def parse_expression(source: Source) -> syntax.Expr:
     return _parse(source, "expression")
 
 
-def _parse(source: Source, start: str):
+def _parse(source: Source, start: str) -> Any:
     try:
         tree = parser().parse(source.text, start=start)
     except UnexpectedInput as error:
@@ -71,7 +72,7 @@ def _parse(source: Source, start: str):
 
 
 def _span(meta: Meta | Token) -> Span:
-    return Span(meta.line, meta.column, meta.end_line, meta.end_column)
+    return Span(meta.line or 1, meta.column or 1, meta.end_line or 1, meta.end_column or 1)
 
 
 def _name(token: Token) -> syntax.Name:

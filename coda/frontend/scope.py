@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Union
+from typing import Any
 
 from coda.dtypes import TABLE, DType
 from coda.errors import Span, did_you_mean
@@ -27,7 +27,7 @@ class Marker:
 UNKNOWN = Marker("a value whose error is already reported")
 ABSENT = Marker("an optional argument that was not given")
 
-Value = Union[Node, DType, Marker]
+Value = Node | DType | Marker
 
 
 @dataclass
@@ -38,6 +38,7 @@ class Context:
     axes: AxisTable
     functions: dict[str, syntax.Definition]
     choices: dict[str, str] = field(default_factory=dict)  # const {a, b} parameters and the name they stand for
+    inlined: set[str] = field(default_factory=set)  # functions that some call has reached
     optional: set[str] = field(default_factory=set)
     inout: set[str] = field(default_factory=set)
 
@@ -122,7 +123,8 @@ class Scope:
             hint = f"call it: {name.name}(x)"
             return self.fail(f"'{name.name}' chooses a function, it is not a value", name.span, hint)
         if name.name in TABLE:
-            return self.fail(f"'{name.name}' is a dtype, not a value", name.span, f"to round, write cast(x, {name.name})")
+            hint = f"to round, write cast(x, {name.name})"
+            return self.fail(f"'{name.name}' is a dtype, not a value", name.span, hint)
         return self.fail(f"'{name.name}' is not defined", name.span, did_you_mean(name.name, set(self.variables)))
 
     # Axes.

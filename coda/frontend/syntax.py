@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Union
 
 from coda.errors import Source, Span
+
+KEYWORDS = {"program", "fn", "dim", "return", "const", "inout", "true", "false", "inf", "nan"}
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ class Parts:
     span: Span
 
 
-Expr = Union[Name, Number, Negation, Binary, Attribute, Subscript, Call, Group, Axes, Parts]
+Expr = Name | Number | Negation | Binary | Attribute | Subscript | Call | Group | Axes | Parts
 
 
 @dataclass(frozen=True)
@@ -168,7 +169,7 @@ class Return:
     span: Span
 
 
-Statement = Union[Assign, Accumulate, Declare, Return]
+Statement = Assign | Accumulate | Declare | Return
 
 
 @dataclass(frozen=True)
