@@ -26,6 +26,8 @@ def shapes_of(inputs: Mapping[str, Any]) -> dict[str, Shape | None]:
 
 def evaluate_size(size: Size, sizes: Mapping[str, int]) -> int:
     """A symbolic size as a number. Raises CodaError where a symbol has none."""
+    if size.is_Symbol and size.name in sizes:  # nearly always: this is on the path of every call
+        return sizes[size.name]
     if size.is_Integer:
         return int(size)
     missing = sorted(s.name for s in size.free_symbols if s.name not in sizes)

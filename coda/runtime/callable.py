@@ -17,25 +17,27 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from coda.errors import CodaError
-from coda.ir import Program
+from coda.ir import Output, Program
 from coda.runtime.layout import cure
-from coda.runtime.operands import Operands, named, resolve, scalars_as_tensors
+from coda.runtime.operands import Operands, named, resolve, with_defaults
 from coda.runtime.reference import evaluate_sized
+from coda.runtime.repeat import REMEMBERED, Repeat, layout_key, wants_gradient
 from coda.runtime.results import allocate, guard_gradient, preallocated, returned, shape_of
 
 FALLBACKS = ("copy", "reference", "strict")
-Arguments = list[Tensor | None]
+Arguments = list[Any]
 
 
 class Artifact(Protocol):
-    """Built kernels of one program. ``args`` are in ABI order, parameters then outputs: CUDA tensors, 0-dim CPU tensors
-    for scalars, None for absent operands. An inout parameter has no output of its own."""
+    """Built kernels of one program. ``args`` are in ABI order, parameters then outputs: CUDA tensors, numbers or 0-dim
+    CPU tensors for scalars, None for absent operands. An inout parameter has no output of its own."""
 
     def check(self, args: Arguments) -> str | None:
         """The sentence why these arguments are refused, or None."""
@@ -83,6 +85,7 @@ class CompiledProgram:
     artifact: Artifact | None = None
     last_route: Route | None = field(default=None, compare=False)
     _failure: CodaError | None = field(default=None, repr=False, compare=False)
+    _accepted: dict[tuple, Repeat] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.fallback not in FALLBACKS:
@@ -94,19 +97,59 @@ class CompiledProgram:
         ``out`` preallocates outputs: a tensor, a sequence in output order or a dict by name. Raises CodaError for
         operands that do not fit the program and, under ``fallback="strict"``, for what the kernel refuses.
         """
-        operands = resolve(self.program, named(self.program, args, kwargs), self.dims)
+        values = named(self.program, args, kwargs)
+        key = layout_key(values)
+        outputs = None if out is not None or wants_gradient(values) else self._again(key, values)
+        if outputs is None:
+            outputs = self._anew(key, values, out)
+        return tuple(outputs) if len(outputs) > 1 else next(iter(outputs), None)
+
+    def _again(self, key: tuple, values: Mapping[str, Any]) -> list[Tensor] | None:
+        """The outputs of a call like an earlier one; None where there was none or the addresses differ in kind."""
+        repeat = self._accepted.get(key)
+        if repeat is None:
+            return None
+        try:
+            outputs = repeat.run(list(with_defaults(self.program, values).values()), partial(_launch, self._built()))
+        except CodaError:
+            return None
+        self.last_route = Route("kernel")
+        return outputs
+
+    def _anew(self, key: tuple, values: Mapping[str, Any], out: Any) -> list[Tensor]:
+        operands = resolve(self.program, values, self.dims)
         given = preallocated(self.program, out, operands)
         with torch.no_grad():
             results, self.last_route = self._dispatch(operands, given)
+            if self.last_route.kind == "kernel":
+                self._remember(key, values, operands, results)
         outputs = []
         for output in returned(self.program):
             x = given.get(output.name)
             if x is None:
-                x = results[output.name]
-                x = x if output.is_partial else x.reshape(shape_of(output, operands))
+                x = self._seen(output, results[output.name], operands)
                 x = guard_gradient(self.program, operands, x)
             outputs.append(x)
-        return tuple(outputs) if len(outputs) > 1 else next(iter(outputs), None)
+        return outputs
+
+    def _seen(self, output: Output, x: Tensor, operands: Operands) -> Tensor:
+        """An output in the shape in which the caller sees it."""
+        return x if output.is_partial else x.reshape(shape_of(output, operands))
+
+    def _remember(
+        self, key: tuple, values: Mapping[str, Any], operands: Operands, results: Mapping[str, Tensor]
+    ) -> None:
+        """Keep what the layouts of an accepted call led to."""
+        used = list(with_defaults(self.program, operands.values).values())
+        given = list(with_defaults(self.program, values).values())
+        outputs = [(x := results[o.name], tuple(self._seen(o, x, operands).shape)) for o in returned(self.program)]
+        inout = [i for i, p in enumerate(self.program.params) if p.inout]
+        size = self._built().workspace_bytes([*used, *results.values()])
+        repeat = Repeat.of(given, used, outputs, inout, size, _device(operands))
+        if repeat is not None:
+            if len(self._accepted) >= REMEMBERED:
+                self._accepted.clear()
+            self._accepted[key] = repeat
 
     def warmup(self, device: torch.device | str) -> None:
         """Build if necessary and load the kernels on a CUDA device, as is needed before graph capture."""
@@ -116,19 +159,20 @@ class CompiledProgram:
         """The results by name, in the given tensors where there are any, and how they came about."""
         if 0 in operands.sizes.values():
             return self._reference(operands, given), Route("empty")
-        device = next((x.device for x in operands.tensors.values() if x.dim()), torch.device("cpu"))
+        device = _device(operands)
         if device.type != self.device_type:
             return self._reference(operands, given), Route("reference", reason=f"the operands are on {device}")
         try:
-            artifact = self._built()
+            artifact = self._built(operands.sizes)
         except CodaError as failure:
             if self.fallback == "strict":
                 raise
             return self._reference(operands, given), Route("reference", reason=failure.diagnostics[0].message)
         return self._kernel(artifact, operands, given, device)
 
-    def _built(self) -> Artifact:
-        """The artifact; built once, and a failure to build is remembered."""
+    def _built(self, sizes: Mapping[str, int] | None = None) -> Artifact:
+        """The artifact; built once, for any sizes, and a failure to build is remembered. ``sizes`` are those of the
+        first call: they guide the choice of the tile where ``dims`` does not fix them."""
         if self.artifact is not None:
             return self.artifact
         if self._failure is not None:
@@ -139,7 +183,7 @@ class CompiledProgram:
             raise CodaError.of(f"program '{self.program.name}' is not built, and a CUDA graph is being captured",
                                "call .warmup(device) before the capture")  # fmt: skip
         try:
-            self.artifact = self.build(self.program, self.dims, self.tile)
+            self.artifact = self.build(self.program, {**(sizes or {}), **self.dims}, self.tile)
         except CodaError as failure:
             self._failure = failure
             raise
@@ -150,7 +194,7 @@ class CompiledProgram:
     ) -> tuple[dict[str, Tensor], Route]:
         """Launch, on copies where that is needed and allowed; else the reference, or an error in strict mode."""
         results = allocate(self.program, artifact.output_shapes(operands.sizes), given, device)
-        inputs = scalars_as_tensors(self.program, operands.values)
+        inputs = with_defaults(self.program, operands.values)
         names, arguments = [*inputs, *results], [*inputs.values(), *results.values()]
         refusal = artifact.check(arguments)
         used, copied, left = arguments, list[int](), refusal
@@ -160,7 +204,7 @@ class CompiledProgram:
             if self.fallback == "strict":
                 raise CodaError.of(f"program '{self.program.name}': {left}")
             return self._reference(operands, given), Route("reference", reason=left)
-        _launch(artifact, used, device)
+        _launch(artifact, used, artifact.workspace_bytes(used), device)
         written = {p.name for p in self.program.params if p.inout} | results.keys()
         _write_back([i for i, name in enumerate(names) if name in written], arguments, used)
         return results, Route("copy" if copied else "kernel", tuple(names[i] for i in copied), refusal)
@@ -174,10 +218,14 @@ class CompiledProgram:
         return results
 
 
-def _launch(artifact: Artifact, args: Arguments, device: torch.device) -> None:
-    """Run on the operands' device and its current stream, with workspace from torch's allocator."""
+def _device(operands: Operands) -> torch.device:
+    """Where the operands with dims are."""
+    return next((x.device for x in operands.tensors.values() if x.dim()), torch.device("cpu"))
+
+
+def _launch(artifact: Artifact, args: Arguments, size: int, device: torch.device) -> None:
+    """Run on the operands' device and its current stream, with ``size`` bytes of workspace from torch's allocator."""
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
-        size = artifact.workspace_bytes(args)
         workspace = torch.empty(size, dtype=torch.uint8, device=device) if size else None
         stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
         artifact.run(args, workspace, stream)
@@ -187,8 +235,6 @@ def _write_back(positions: Sequence[int], arguments: Arguments, used: Arguments)
     """Results from aligned copies go into the caller's tensors; autograd is told of what was written in place."""
     for position in positions:
         original, current = arguments[position], used[position]
-        if original is None or current is None:
-            continue
         if current is original:
             torch.autograd.graph.increment_version(original)
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,9 +40,9 @@ def regular_like(x: Tensor) -> Tensor:
 
 
 def cure(
-    arguments: Sequence[Tensor | None], names: Sequence[str], check: Callable[[list[Tensor | None]], str | None]
-) -> tuple[list[Tensor | None], list[int], str | None]:
-    """Copy arguments until ``check`` accepts them.
+    arguments: Sequence[Any], names: Sequence[str], check: Callable[[list[Any]], str | None]
+) -> tuple[list[Any], list[int], str | None]:
+    """Copy tensors until ``check`` accepts them.
 
     An argument named in the refusal goes first, then irregular ones in order; each is copied at most once. Returns the
     arguments, the positions that were copied and the refusal that is left (None: accepted).
@@ -52,17 +53,14 @@ def cure(
         position = _next_to_copy(current, names, copied, reason)
         if position is None:
             break
-        original = arguments[position]
-        if original is None:  # cannot be: only tensors are chosen
-            break
-        current[position] = regular_like(original).copy_(original)
+        current[position] = regular_like(current[position]).copy_(current[position])
         copied.append(position)
         reason = check(current)
     return current, copied, reason
 
 
-def _next_to_copy(current: Sequence[Tensor | None], names: Sequence[str], copied: list[int], reason: str) -> int | None:
-    tensors = {i: x for i, x in enumerate(current) if x is not None and x.dim() and i not in copied}
+def _next_to_copy(current: Sequence[Any], names: Sequence[str], copied: list[int], reason: str) -> int | None:
+    tensors = {i: x for i, x in enumerate(current) if isinstance(x, Tensor) and x.dim() and i not in copied}
     named = [i for i in tensors if f"'{names[i]}'" in reason]
     irregular = [i for i, x in tensors.items() if not is_regular(x)]
     return next(iter(named + irregular), None)

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from coda.dtypes import TABLE, torch_dtype
 from coda.errors import CodaError
 from coda.ir import Program
 
-Value = Tensor | float | int | bool | None
+Value: TypeAlias = "Tensor | float | int | bool | None"
 
 OK, REFUSED, CUDA_ERROR, WRONG_ARCH = range(4)
 FORMAT = 1  # of the description

@@ -11,10 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from coda.dtypes import torch_dtype
 from coda.errors import CodaError, did_you_mean
 from coda.ir import Dim, Param, Program
 from coda.runtime.binding import bind, check_operands, is_broadcast_vector, type_shape
@@ -116,13 +114,6 @@ def _declared(param: Param, x: Tensor, sizes: Mapping[str, int], original: Tenso
     return declared
 
 
-def scalars_as_tensors(program: Program, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Python numbers and defaults as 0-dim CPU tensors of the declared dtype, as a kernel takes them."""
-    tensors: dict[str, Any] = {}
-    for param in program.params:
-        value = values[param.name]
-        value = param.default if value is None else value
-        if isinstance(value, (bool, int, float)):
-            value = torch.tensor(value, dtype=torch_dtype(param.type.dtype))
-        tensors[param.name] = value
-    return tensors
+def with_defaults(program: Program, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The operands in parameter order, the default in the place of a scalar that was not given."""
+    return {p.name: p.default if values[p.name] is None else values[p.name] for p in program.params}

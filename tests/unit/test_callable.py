@@ -34,7 +34,7 @@ class FakeArtifact:
         if self.refuse:
             return self.refuse
         for name, x in zip(self.names, args, strict=True):
-            if x is not None and x.dim() == 2 and not is_regular(x):
+            if isinstance(x, torch.Tensor) and x.dim() == 2 and not is_regular(x):
                 return f"operand '{name}' has rows that TMA cannot read"
         return None
 
@@ -47,6 +47,8 @@ class FakeArtifact:
         return 128
 
     def run(self, args, workspace, stream):
+        if refusal := self.check(args):
+            raise CodaError.of(refusal)
         assert workspace.numel() == 128
         self.runs += 1
         given = dict(zip(self.names, args, strict=True))
@@ -307,7 +309,26 @@ def test_the_artifact_is_built_once_at_first_use():
     assert not built
     f(bf16(M, K), bf16(N, K))
     f(bf16(M + 1, K), bf16(N, K))
-    assert built == [({"N": N}, "128x192")]
+    assert built == [({"M": M, "N": N, "K": K}, "128x192")]
+
+
+def test_calls_alike_are_replayed():
+    """The second call skips binding and checks; it must still see new values, new memory and new default scalars."""
+    f = faked(RESIDUAL_STATS)
+    shapes = ((2, 3, K), (8, K), (2, 3, 8))
+    for _ in range(3):
+        o, w, x = (bf16(*s) for s in shapes)
+        h, s = f(o, w, x)
+        want = evaluate(f.program, {"o": o.flatten(0, 1), "w": w, "x": x.flatten(0, 1)})
+        assert torch.equal(h, want["h"].reshape(2, 3, 8))
+        assert torch.equal(s, want["s"].reshape(2, 3))
+    assert f.artifact.runs == 3
+    assert len(f._accepted) == 1
+    h2, _ = f(bf16(M, K), w, bf16(M, 8))  # another shape: looked at anew
+    assert h2.shape == (M, 8)
+    f.artifact.refuse = "the addresses are too far apart"
+    f(*(bf16(*s) for s in shapes))
+    assert str(f.last_route) == "reference: the addresses are too far apart"
 
 
 # The package.
