@@ -9,7 +9,7 @@ SHELL := /bin/bash
 export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 
 DEMO := examples/residual_stats.coda
-DEMO_DIMS := M=8192,N=4096,K=4096
+DEMO_DIMS := M=8192,A=4096,D=4096
 PYTEST_ARGS ?=
 
 help:  ## list the goals

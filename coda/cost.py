@@ -60,14 +60,16 @@ class Cost:
     def _symbols(self) -> set[sympy.Symbol]:
         return self.flops.free_symbols | self.fused.free_symbols | self.one_by_one.free_symbols
 
-    def floor_seconds(self, gpu: Gpu) -> float:
-        """The least time for the fused kernel: the products' operations or the bytes, whichever takes longer."""
-        return max(float(self.flops) / gpu.bf16_flops, float(self.fused) / gpu.bytes_per_second)
+    @property
+    def is_number(self) -> bool:
+        """Whether every size is known."""
+        return not self._symbols()
 
-    def unfused_floor_seconds(self, gpu: Gpu, bytes_moved: Size) -> float:
-        """The least time when ``bytes_moved`` are moved around a product: what is beyond the fused bytes is moved by
-        kernels of its own, which do not overlap with the product."""
-        return self.floor_seconds(gpu) + float(bytes_moved - self.fused) / gpu.bytes_per_second
+    def seconds(self, way: str, gpu: Gpu) -> float:
+        """The least time on a GPU, moving bytes in one of the three ways. The fused kernel overlaps its bytes with the
+        product, whichever takes longer; what is moved beyond them is moved by other kernels, one after the other."""
+        product = max(float(self.flops) / gpu.bf16_flops, float(self.fused) / gpu.bytes_per_second)
+        return product + float(getattr(self, way) - self.fused) / gpu.bytes_per_second
 
 
 def cost(program: Program) -> Cost:

@@ -1,0 +1,91 @@
+"""coda lower: build the artifact of a program, OUT.so and OUT.h.
+
+FILE is a program, or a .toml config, which options override:
+
+    program = "residual_stats.coda"   # relative to the config
+    name = "residual_stats"           # when the file has several programs
+
+    [dims]                            # guide the choice of the tile; the artifact serves other sizes, too
+    M = 8192
+
+    [consts]                          # values of const parameters
+    [dtypes]                          # dtypes of parameters that differ from the source, as in x = "f16"
+
+    [target]
+    arch = "sm_90a"
+    tile = "128x192"
+
+Building needs nvcc but no GPU; `coda doctor` says what is missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from coda import build
+from coda.cli import planview
+from coda.cli.common import add_json, add_request, print_json
+from coda.cli.progress import progress
+from coda.cli.request import ARCHES, Request, from_args
+from coda.errors import CodaError
+from coda.runtime.binding import bind
+from coda.target import Plan, Tile, lower
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    add_request(parser, "a program (.coda) or a config (.toml)")
+    parser.add_argument("-o", "--output", type=Path, metavar="OUT.so", help="the library; OUT.h is put beside it")
+    parser.add_argument("--arch", choices=ARCHES, help="the target (default: sm_90a)")
+    parser.add_argument("--tile", metavar="128x192", help="TileM x TileN; several with commas (default: by --dims)")
+    parser.add_argument("--no-build", action="store_true", help="generate the sources only; needs no nvcc")
+    parser.add_argument("--keep-sources", type=Path, metavar="DIR", help="put what is compiled, and the log, there")
+    add_json(parser)
+    parser.set_defaults(usage_error=parser.error)
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.output is None and not args.no_build:
+        args.usage_error("say where the library goes, -o OUT.so, or generate sources only, --no-build")
+    if args.output is not None and args.output.suffix != ".so":
+        args.usage_error(f"-o {args.output}: the name of the library ends in .so")
+    request = from_args(args)
+    plan, tiles = _plan(request)
+    report: dict[str, object] = {"program": plan.name, "arch": request.arch, "tiles": [tile.name for tile in tiles]}
+    if args.no_build:
+        report |= _generate(plan, tiles, args.keep_sources, request.arch)
+    else:
+        with progress(f"building {args.output}") as say:
+            build.build(plan, tiles, args.output, args.keep_sources, request.arch, say)
+        report |= {"library": str(args.output), "header": str(args.output.with_suffix(".h"))}
+    if args.json:
+        print_json(report)
+    else:
+        print("\n".join(f"{key}: {', '.join(v) if isinstance(v, list) else v}" for key, v in report.items()))
+    return 0
+
+
+def _plan(request: Request) -> tuple[Plan, list[Tile]]:
+    """The plan and its tiles. Sizes that its kernels would refuse are told now, not when the artifact runs."""
+    plan = lower(request.program)
+    sizes = bind(request.program, {}, request.dims)
+    tiles = build.as_tiles(plan, request.tile.split(",") if request.tile else None, sizes)
+    build.variants_of(plan, tiles)
+    if all(axis.name in sizes for axis in request.program.free_axes):
+        for tile in tiles:
+            if reason := planview.refusal(plan, sizes, tile):
+                raise CodaError.of(f"the kernel would refuse these sizes: {reason}")
+    return plan, tiles
+
+
+def _generate(plan: Plan, tiles: list[Tile], folder: Path | None, arch: str) -> dict[str, object]:
+    """Generate the sources, and write them where they are wanted."""
+    files = build.sources(plan, build.variants_of(plan, tiles), build.Metadata(arch))
+    if folder is not None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            for name, text in files.items():
+                (folder / name).write_text(text)
+        except OSError as error:
+            raise CodaError.of(f"cannot write the sources to {folder}: {error.strerror}") from None
+    return {"sources": [str(folder / name) if folder else name for name in files]}

@@ -1,0 +1,93 @@
+"""A visitor plan for people: what the kernel multiplies, reads, stores and finishes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from coda.cli.common import table
+from coda.ir import dim_size
+from coda.runtime.binding import evaluate_size
+from coda.target import Plan, Tile, variants
+from coda.target.legality import can_lower, partial_outputs
+from coda.target.plan import Operand, Space, Store
+from coda.target.requirements import View
+
+ALIGNMENT = 256  # of device allocations
+
+WHERE = {
+    Space.UNIFORM: "one value",
+    Space.ROW: "for each row",
+    Space.COLUMN: "for each column",
+    Space.TILE: "for each element",
+}
+
+
+def refusal(plan: Plan, sizes: Mapping[str, int], tile: Tile) -> str | None:
+    """Why the kernel would refuse contiguous, aligned tensors of these sizes; None where it takes them."""
+    (variant,) = variants(plan, [tile])
+    views, address = [], 0
+    for arg in plan.args:
+        shape = tuple(evaluate_size(size, sizes) for size in arg.dims)
+        if (store := partial_outputs(plan).get(arg.name)) is not None:
+            rows, columns = (evaluate_size(dim_size(dim), sizes) for dim in (plan.rows, plan.columns))
+            row_wise = store.kind == "row"
+            shape = (variant.row_partials(columns), rows) if row_wise else (variant.column_partials(rows), columns)
+        strides = tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
+        views.append(View(shape, strides, arg.dtype.dlpack, address))
+        address += -(-math.prod(shape) * arg.dtype.bytes // ALIGNMENT) * ALIGNMENT
+    answer = can_lower(plan, views, tile)
+    return None if answer else str(answer)
+
+
+def document(plan: Plan, tile: Tile) -> dict:
+    """The plan as JSON."""
+    return {
+        "product": _product(plan),
+        "lanes": plan.lanes,
+        "launches": 1 + len(plan.finishings),
+        "tile": tile.name,
+        "reads": [{"name": o.arg, "dtype": o.dtype.name, "space": o.space.value} for o in plan.operands],
+        "stores": [
+            {"output": s.arg, "kind": s.kind, "dtype": s.dtype.name, "reduction": s.reduction, "finished": s.finished}
+            for s in plan.stores
+        ],
+        "finishes": [{"kind": f.kind, "outputs": [name for _, name, _ in f.results]} for f in plan.finishings],
+    }
+
+
+def text(plan: Plan, tile: Tile) -> list[str]:
+    """The plan as lines."""
+    launches = 1 + len(plan.finishings)
+    rows = [("kernel", _product(plan), "f32 accumulation, one launch" if launches == 1 else f"{launches} launches")]
+    rows.append(("tile", tile.name, f"{tile.schedule}, cluster {tile.cluster_m}x{tile.cluster_n}"))
+    rows += [("reads", f"{o.arg}: {o.dtype}", _reads(o)) for o in plan.operands]
+    rows += [("stores", f"{_target(s)}: {s.dtype}", _stores(s)) for s in plan.stores]
+    for finishing in plan.finishings:
+        outputs = ", ".join(f"{name}: {dtype}" for _, name, dtype in finishing.results)
+        rows.append(("finishes", outputs, f"from the partials, for each {finishing.kind}"))
+    return table(rows).splitlines()
+
+
+def _product(plan: Plan) -> str:
+    weights = [f"{b}.T" for b in plan.b]
+    right = weights[0] if len(weights) == 1 else f"[{', '.join(weights)}]"
+    sizes = " x ".join(" ".join(axis.name for axis in dim) for dim in (plan.rows, plan.columns, plan.contraction))
+    lanes = f", {plan.lanes} lanes" if plan.lanes > 1 else ""
+    return f"{plan.a} @ {right}  ({sizes}{lanes})"
+
+
+def _reads(operand: Operand) -> str:
+    through = ", prefetched by TMA" if operand.space is Space.TILE else ""
+    return WHERE[operand.space] + through
+
+
+def _target(store: Store) -> str:
+    return store.arg or "workspace"
+
+
+def _stores(store: Store) -> str:
+    if store.kind == "tile":
+        return WHERE[Space.TILE]
+    over = "column" if store.kind == "row" else "row"
+    return f"{store.reduction} over the {over}s of a tile, for each {store.kind} and tile"

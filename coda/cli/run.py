@@ -1,0 +1,120 @@
+"""coda run: run a program on random inputs and compare it with float64.
+
+FILE is a program, a config or an artifact (.so). On a GPU its kernel runs; without one the reference interpreter does,
+and the report says so. Errors are relative to the whole output; the limit is twice eager PyTorch's error. Exit code 1
+when an output is over it.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from typing import Any
+
+import coda
+from coda.cli.common import add_json, add_request, print_json
+from coda.cli.request import from_args
+from coda.errors import CodaError
+from coda.ir import Output, Program
+from coda.ops.reduce import REDUCTIONS
+from coda.runtime.callable import CompiledProgram
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    add_request(parser, "a program (.coda), a config (.toml) or an artifact (.so)")
+    parser.add_argument("--small", action="store_true", help="small odd sizes for the axes that --dims does not give")
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda when there is a GPU")
+    parser.add_argument("--tile", metavar="128x192", help="build this tile only")
+    parser.add_argument("--seed", type=int, default=0, help="of the random inputs (default: %(default)s)")
+    parser.add_argument("--without-optional", action="store_true", help="leave optional operands absent")
+    add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    from torch import Tensor
+
+    from coda.runtime.compare import compare
+    from coda.runtime.inputs import random_inputs
+
+    function, dims = _function(args)
+    program = function.program
+    sizes = _sizes(program, dims, args.small)
+    device = args.device or _default_device()
+    inputs = random_inputs(program, sizes, args.seed, device, optional=not args.without_optional)
+    before = {name: x.clone() if isinstance(x, Tensor) else x for name, x in inputs.items()}
+    outputs = _outputs(program, function(**inputs), inputs)
+    comparison = compare(program, before, outputs, dims=dims)
+    route = function.last_route
+    assert route is not None  # set by every call
+    ok = comparison.ok and not (args.device == "cuda" and route.kind == "reference")  # the kernel was asked for
+    if args.json:
+        report = {"program": program.name, "dims": sizes, "device": _device_name(device), "route": route.kind,
+                  "route_reason": route.reason, "seed": args.seed}  # fmt: skip
+        print_json({**report, **comparison.to_json(), "ok": ok})
+    else:
+        print(f"{program.name} at " + ", ".join(f"{name}={size}" for name, size in sizes.items()))
+        print(f"ran: {_what_ran(function, device)}")
+        print(comparison)
+    return 0 if ok else 1
+
+
+def _function(args: argparse.Namespace) -> tuple[CompiledProgram, dict[str, int]]:
+    """The callable, and the sizes that were asked for."""
+    if args.file.endswith(".so"):
+        for option, given in (("--const", args.const), ("--tile", args.tile)):
+            if given:
+                raise CodaError.of(f"{option} has no meaning for an artifact, where it is fixed")
+        return coda.load(args.file), args.dims
+    request = from_args(args)
+    device = "cpu" if args.device == "cpu" else None
+    dims: Any = request.dims
+    return coda.compile(request.program, tile=request.tile, device=device, **dims), request.dims
+
+
+def _sizes(program: Program, dims: dict[str, int], small: bool) -> dict[str, int]:
+    """A size for every axis."""
+    from coda.runtime.binding import bind
+    from coda.runtime.inputs import small_sizes
+
+    if small:
+        return small_sizes(program, dims)
+    sizes = bind(program, {}, dims)
+    missing = [axis.name for axis in program.free_axes if axis.name not in sizes]
+    if missing:
+        raise CodaError.of(f"the sizes of {', '.join(missing)} are not known", "give them with --dims, or use --small")
+    return sizes
+
+
+def _default_device() -> str:
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _device_name(device: str) -> str:
+    import torch
+
+    return torch.cuda.get_device_name() if device == "cuda" else "cpu"
+
+
+def _what_ran(function: CompiledProgram, device: str) -> str:
+    """Whether it was the kernel, and if not, why."""
+    route = function.last_route
+    if route is not None and route.kind in ("kernel", "copy"):
+        return f"the kernel on {_device_name(device)}" + (f", on a {route}" if route.kind == "copy" else "")
+    why = "there is no GPU here" if device == "cpu" and _default_device() == "cpu" else route and route.reason
+    return f"the reference interpreter on {_device_name(device)}, not the kernel" + (f": {why}" if why else "")
+
+
+def _outputs(program: Program, results: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """All outputs by name, as the program declares them: those returned, and the inout parameters written."""
+    returned = iter(() if results is None else results if isinstance(results, tuple) else (results,))
+    return {o.name: inputs[o.into] if o.into else _finished(o, next(returned)) for o in program.outputs}
+
+
+def _finished(output: Output, x: Any) -> Any:
+    """A partial reduction as a kernel returns it, [tiles, ...], combined over the tiles."""
+    if not output.is_partial or x.dim() == len(output.type.dims):
+        return x
+    kind = output.value.args[0].op.removeprefix("reduce_")
+    return {"max": x.amax, "min": x.amin}.get(kind, x.sum)(0) if kind in REDUCTIONS else x
