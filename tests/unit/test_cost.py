@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import sympy
 
 from coda.cost import GPUS, PARTIAL_COLUMNS, Cost, cost
 from coda.frontend import load
@@ -45,15 +46,6 @@ def test_formulas_stay_symbolic_until_all_sizes_are_known():
 
 
 def test_the_floor_is_the_slower_of_product_and_memory():
-    compute_bound, memory_bound = (
-        Cost(*map(_integer, (10**12, 1, 1, 1))),
-        Cost(*map(_integer, (1, 10**12, 10**12, 10**12))),
-    )
-    assert compute_bound.seconds("fused", H200) == pytest.approx(10**12 / H200.bf16_flops)
-    assert memory_bound.seconds("fused", H200) == pytest.approx(10**12 / H200.bytes_per_second)
-
-
-def _integer(value: int):
-    import sympy
-
-    return sympy.Integer(value)
+    many, few = sympy.Integer(10**12), sympy.Integer(1)
+    assert Cost(many, few, few, few).seconds("fused", H200) == pytest.approx(10**12 / H200.bf16_flops)
+    assert Cost(few, many, many, many).seconds("fused", H200) == pytest.approx(10**12 / H200.bytes_per_second)
