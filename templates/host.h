@@ -48,7 +48,7 @@ inline Variant const& select(Program const& program, int64_t rows, int64_t colum
 }
 
 inline int64_t partials(Variant const& v, bool of_rows, int64_t rows, int64_t columns) {
-  return of_rows ? ceil_div(columns, v.columns) : ceil_div(rows, v.tile_m) * v.column_partials_per_tile;
+  return of_rows ? ceil_div(columns, v.columns) : ceil_div(rows, kBand);
 }
 
 // Views of the arguments, all requirements, the sizes and the variant. False leaves the sentence in last_error.

@@ -130,6 +130,7 @@ template <class R, int kColumns>
 CUTLASS_DEVICE void store_column_partials(Output const& o, Two<float> const (&values)[kColumns / 4],
                                           StepPosition const& at, int band, int lane_id) {
   constexpr int kGroups = kColumns / 8;
+  if (16 * band >= at.rows) return;  // also bands of a tile that only pads the cluster: they have no place in the output
   bool const in0 = at.row < at.rows, in1 = at.row + 8 < at.rows;
   float v[2 * kGroups];  // v[2 * j + e]: column 8j + 2q + e
   CUTLASS_PRAGMA_UNROLL

@@ -73,7 +73,9 @@ class BuildReport:
         return f"{kernels}; device {self.device_seconds:.0f} s, host {self.host_seconds:.0f} s"
 
 
-def compile_artifact(folder: Path, name: str, tools: Toolchain, arch: str, progress: Progress | None = None) -> BuildReport:
+def compile_artifact(
+    folder: Path, name: str, tools: Toolchain, arch: str, progress: Progress | None = None
+) -> BuildReport:
     """Build ``folder/NAME.so`` from ``kernels.cu``, ``host.cpp`` and ``NAME.h`` in the folder."""
     say = progress or (lambda message: None)
     report = BuildReport()
@@ -103,13 +105,14 @@ def compile_device(folder: Path, tools: Toolchain, arch: str, log: _Log, report:
     report.kernels = parse_ptxas(output)
     spilling = local_memory_in_mainloop(folder / "device.cubin", tools, log)
     if spilling:
-        raise CodaError.of(f"kernel '{spilling}' spills registers inside its k-loop", f"choose a smaller tile; {log.path}")
+        raise CodaError.of(
+            f"kernel '{spilling}' spills registers inside its k-loop", f"choose a smaller tile; {log.path}"
+        )
 
 
 def compile_host(folder: Path, tools: Toolchain, log: _Log, report: BuildReport) -> None:
-    command = [
-        str(tools.cxx), *HOST_FLAGS, f"-I{templates_dir()}", f"-isystem{tools.cuda_include}", "-c", "-o", "host.o", "host.cpp",
-    ]  # fmt: skip
+    includes = (f"-I{templates_dir()}", f"-isystem{tools.cuda_include}")
+    command = [str(tools.cxx), *HOST_FLAGS, *includes, "-c", "-o", "host.o", "host.cpp"]
     start = time.monotonic()
     log.run(command, folder, "the launcher")
     report.host_seconds = time.monotonic() - start
@@ -146,7 +149,9 @@ def local_memory_in_mainloop(cubin: Path, tools: Toolchain, log: _Log) -> str | 
     or no cuobjdump to look with."""
     if tools.cuobjdump is None:
         return None
-    sass = subprocess.run([str(tools.cuobjdump), "-sass", str(cubin)], capture_output=True, text=True, check=False).stdout
+    sass = subprocess.run(
+        [str(tools.cuobjdump), "-sass", str(cubin)], capture_output=True, text=True, check=False
+    ).stdout
     return find_local_memory(sass)
 
 
@@ -165,7 +170,9 @@ class _Log:
         self.path = path
 
     def run(self, command: list[str], folder: Path, what: str) -> str:
-        result = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+        result = subprocess.run(
+            command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+        )
         with self.path.open("a") as file:
             file.write(f"$ {' '.join(command)}\n{result.stdout}\n")
         if result.returncode:

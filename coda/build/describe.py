@@ -97,7 +97,9 @@ def _arg(plan: Plan, arg: Arg) -> dict[str, Any]:
         "optional": arg.optional,
         "default": arg.default,
         "inout": arg.inout,
-        "partials": store.kind if store else None,  # "row": [tile columns, rows]; "column": [tile rows x warps, columns]
+        "partials": store.kind
+        if store
+        else None,  # "row": [tile columns, rows]; "column": [tile rows x warps, columns]
     }
 
 
@@ -112,5 +114,4 @@ def _variant(variant: Variant) -> dict[str, Any]:
         "schedule": tile.schedule,
         "cluster": [tile.cluster_m, tile.cluster_n],
         "columns": variant.columns,
-        "column_partials_per_tile": variant.column_partials_per_tile,
     }

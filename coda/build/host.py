@@ -118,7 +118,7 @@ def _program(plan: Plan, variants: Sequence[Variant], kernels: _Kernels) -> str:
         "CODA_TABLE(args)",
         "CODA_TABLE(requirements)",
         f"{len(table.variables)}  /* variables: {', '.join(table.variables)} */",
-        f"{_extent(table.rows)}, {_extent(table.columns)}, {_extent(table.contraction)}  /* rows, columns, contraction */",
+        f"{', '.join(map(_extent, (table.rows, table.columns, table.contraction)))}  /* rows, columns, contraction */",
         f"{plan.lanes}, {_lanes(plan.b_lanes)}",
         f"{index[plan.a]}, {weights[0]}, {weights[1]}  /* A, B */",
         _reference("operands", plan.operands),
@@ -210,7 +210,7 @@ def _finishing(plan: Plan, finishing: Finishing, kernels: _Kernels) -> str:
 
 def _variant(v: Variant, kernels: _Kernels) -> str:
     tile = v.tile
-    numbers = (kernels.index(v.symbol), tile.m, tile.n, v.columns, tile.slab_rows, v.chunk, v.column_partials_per_tile)
+    numbers = (kernels.index(v.symbol), tile.m, tile.n, v.columns, tile.slab_rows, v.chunk)
     return "{" + ", ".join(map(str, numbers)) + "}"
 
 

@@ -99,7 +99,9 @@ def find_cutlass() -> Path:
     raise CodaError.of(f"the CUTLASS headers were not found{f' in {given}' if given else ''}", _CUTLASS_FIX)
 
 
-_CUTLASS_FIX = f"pip install nvidia-cutlass=={CUTLASS_VERSION}.0, or point CODA_CUTLASS at a checkout of v{CUTLASS_VERSION}"
+_CUTLASS_FIX = (
+    f"pip install nvidia-cutlass=={CUTLASS_VERSION}.0, or set CODA_CUTLASS to a checkout of v{CUTLASS_VERSION}"
+)
 
 
 def cutlass_version(include: Path) -> str:

@@ -26,6 +26,7 @@ Value: TypeAlias = "Tensor | float | int | bool | None"
 
 OK, REFUSED, CUDA_ERROR, WRONG_ARCH = range(4)
 FORMAT = 1  # of the description
+BAND = 16  # rows of a partial of a column reduction
 _CPU, _CUDA = 1, 2
 _REMEMBERED = 1024  # layouts kept converted
 
@@ -132,11 +133,9 @@ class Artifact:
         shape = tuple(formula(size, sizes) for size in arg["shape"])
         if arg["partials"] is None:
             return shape
-        variant = self.variant(sizes)
         if arg["partials"] == "row":
-            return (-(-formula(self._about["columns"], sizes) // variant["columns"]), *shape)
-        tiles = -(-formula(self._about["rows"], sizes) // variant["tile_m"])
-        return (tiles * variant["column_partials_per_tile"], *shape)
+            return (-(-formula(self._about["columns"], sizes) // self.variant(sizes)["columns"]), *shape)
+        return (-(-formula(self._about["rows"], sizes) // BAND), *shape)
 
     def _frame(self, args: Sequence[Value]) -> _Frame:
         """The arguments as C structs, in memory of this thread that the next call reuses."""

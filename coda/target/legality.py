@@ -168,9 +168,7 @@ class _Derivation:
             extent = self._extent(size)
             where = f"{_who(arg)} has shape {{shape}}: dim {dim} must be"
             if extent.variable is not None and (extent.coefficient > 1 or extent.offset):
-                self._need(
-                    Kind.DIVISIBLE, f"{where} {extent.text}, not {{got}}", arg=index, dim=dim, extent=extent
-                )
+                self._need(Kind.DIVISIBLE, f"{where} {extent.text}, not {{got}}", arg=index, dim=dim, extent=extent)
             why = f"{{want}} ({extent.text}, fixed by '{{by}}')" if extent.variable is not None else "{want}"
             self._need(Kind.SIZE, f"{where} {why}", arg=index, dim=dim, extent=extent)
         return None
@@ -181,15 +179,18 @@ class _Derivation:
         self._need(
             Kind.SIZE,
             f"{_who(arg)} has shape {{shape}}: dim 1 must be {{want}} ({length.text}, fixed by '{{by}}')",
-            arg=index, dim=1, extent=length,
-        )  # fmt: skip
-        over = "column" if store.kind == "row" else "row"
+            arg=index,
+            dim=1,
+            extent=length,
+        )
+        over = "tile column" if store.kind == "row" else "band of 16 rows"
         self._need(
             Kind.PARTIALS,
-            f"{_who(arg)} has shape {{shape}}: dim 0 must be {{want}}, one partial result for each tile {over}"
-            + ("" if store.kind == "row" else " and warp"),
-            arg=index, dim=0, value=0 if store.kind == "row" else 1,
-        )  # fmt: skip
+            f"{_who(arg)} has shape {{shape}}: dim 0 must be {{want}}, one partial result for each {over}",
+            arg=index,
+            dim=0,
+            value=0 if store.kind == "row" else 1,
+        )
 
     def _products(self) -> None:
         """A variable like B*T must be the product of B and T where those are sizes of dims, too."""
@@ -203,26 +204,35 @@ class _Derivation:
     def _sizes(self, rows: Extent, columns: Extent, contraction: Extent) -> None:
         plan = self.plan
         self._need(
-            Kind.AT_LEAST, f"the contracted axis {contraction.text} is empty: there is no product to compute",
-            extent=contraction, value=1,
-        )  # fmt: skip
+            Kind.AT_LEAST,
+            f"the contracted axis {contraction.text} is empty: there is no product to compute",
+            extent=contraction,
+            value=1,
+        )
         for extent, limit in ((rows, INT32), (columns, INT32 // plan.lanes), (contraction, INT32)):
             self._need(
-                Kind.AT_MOST, f"{extent.text} = {{got}} is too large: a kernel counts up to {limit}",
-                extent=extent, value=limit,
-            )  # fmt: skip
+                Kind.AT_MOST,
+                f"{extent.text} = {{got}} is too large: a kernel counts up to {limit}",
+                extent=extent,
+                value=limit,
+            )
         if plan.lanes == 2:
             self._need(
-                Kind.MULTIPLE, f"{columns.text} = {{got}} is not a multiple of 8, the columns the kernel pairs at a time",
-                extent=columns, value=8,
-            )  # fmt: skip
+                Kind.MULTIPLE,
+                f"{columns.text} = {{got}} is not a multiple of 8, the columns paired at a time",
+                extent=columns,
+                value=8,
+            )
         for operand in plan.tile_operands:
             step = TMA_ALIGN // operand.dtype.bytes
             if operand.lanes is p.Lanes.OUTER and step > 8:
                 self._need(
-                    Kind.MULTIPLE, f"{columns.text} = {{got}} is not a multiple of {step}, as the halves of "
-                    f"'{operand.arg}' need to start at multiples of {TMA_ALIGN} bytes", extent=columns, value=step,
-                )  # fmt: skip
+                    Kind.MULTIPLE,
+                    f"{columns.text} = {{got}} is not a multiple of {step}, as the halves of "
+                    f"'{operand.arg}' need to start at multiples of {TMA_ALIGN} bytes",
+                    extent=columns,
+                    value=step,
+                )
 
     # -- layout --
 
@@ -248,44 +258,67 @@ class _Derivation:
     def _tma(self, index: int, arg: p.Arg, row: int, column: int, limit: int) -> None:
         who, inner = _who(arg), arg.axes[column]
         self._need(
-            Kind.UNIT, f"{who} has stride {{got}} along {inner} (dim {column}); TMA reads it with stride 1: "
-            f"pass a contiguous copy", arg=index, dim=column,
-        )  # fmt: skip
+            Kind.UNIT,
+            f"{who} has stride {{got}} along {inner} (dim {column}); TMA reads it with stride 1: "
+            f"pass a contiguous copy",
+            arg=index,
+            dim=column,
+        )
         self._need(
-            Kind.ALIGNED, f"{who} starts {{got}} bytes past a multiple of {TMA_ALIGN}; TMA needs an aligned base",
-            arg=index, value=TMA_ALIGN,
-        )  # fmt: skip
+            Kind.ALIGNED,
+            f"{who} starts {{got}} bytes past a multiple of {TMA_ALIGN}; TMA needs an aligned base",
+            arg=index,
+            value=TMA_ALIGN,
+        )
         self._need(
-            Kind.PITCH_BYTES, f"{who} has rows {{got}} bytes apart; TMA needs a multiple of {TMA_ALIGN}",
-            arg=index, dim=row, value=TMA_ALIGN,
-        )  # fmt: skip
+            Kind.PITCH_BYTES,
+            f"{who} has rows {{got}} bytes apart; TMA needs a multiple of {TMA_ALIGN}",
+            arg=index,
+            dim=row,
+            value=TMA_ALIGN,
+        )
         self._need(
-            Kind.PITCH_MIN, f"{who} has overlapping rows: {{got}} elements apart, {{want}} wide",
-            arg=index, dim=row, other=column,
-        )  # fmt: skip
+            Kind.PITCH_MIN,
+            f"{who} has overlapping rows: {{got}} elements apart, {{want}} wide",
+            arg=index,
+            dim=row,
+            other=column,
+        )
         self._need(
-            Kind.PITCH_MAX, f"{who} has rows {{got}} bytes apart; TMA takes less than {limit}",
-            arg=index, dim=row, value=limit,
-        )  # fmt: skip
+            Kind.PITCH_MAX,
+            f"{who} has rows {{got}} bytes apart; TMA takes less than {limit}",
+            arg=index,
+            dim=row,
+            value=limit,
+        )
 
     def _element_aligned(self, index: int, arg: p.Arg) -> None:
         size = arg.dtype.bytes
         if size > 1:
             self._need(
-                Kind.ALIGNED, f"{_who(arg)} starts {{got}} bytes past a multiple of its element size {size}",
-                arg=index, value=size,
-            )  # fmt: skip
+                Kind.ALIGNED,
+                f"{_who(arg)} starts {{got}} bytes past a multiple of its element size {size}",
+                arg=index,
+                value=size,
+            )
 
     def _two_weights(self, first: int, second: int) -> None:
         a, b = self.plan.args[first].name, self.plan.args[second].name
         self._need(
-            Kind.SAME_PITCH, f"the rows of '{a}' are {{got}} elements apart, those of '{b}' {{want}}; one tensor map "
-            "over both weights needs equal row strides", arg=first, other=second, dim=0,
-        )  # fmt: skip
+            Kind.SAME_PITCH,
+            f"the rows of '{a}' are {{got}} elements apart, those of '{b}' {{want}}; one tensor map "
+            "over both weights needs equal row strides",
+            arg=first,
+            other=second,
+            dim=0,
+        )
         self._need(
-            Kind.LANES, f"'{a}' and '{b}' are {{got}} bytes apart; one tensor map over both weights needs a nonzero "
-            f"multiple of {TMA_ALIGN} below {{want}}", arg=first, other=second,
-        )  # fmt: skip
+            Kind.LANES,
+            f"'{a}' and '{b}' are {{got}} bytes apart; one tensor map over both weights needs a nonzero "
+            f"multiple of {TMA_ALIGN} below {{want}}",
+            arg=first,
+            other=second,
+        )
 
     def _output(self, index: int, arg: p.Arg) -> None:
         self._need(Kind.DISTINCT, f"{_who(arg)} has overlapping elements", arg=index)
@@ -294,9 +327,12 @@ class _Derivation:
                 continue
             word = "overlaps" if self._in_place(arg, peer) else "shares memory with"
             self._need(
-                Kind.APART, f"{_who(arg)} {word} {_who(peer)}", arg=index, other=other,
+                Kind.APART,
+                f"{_who(arg)} {word} {_who(peer)}",
+                arg=index,
+                other=other,
                 value=int(self._in_place(arg, peer)),
-            )  # fmt: skip
+            )
 
     def _in_place(self, output: p.Arg, operand: p.Arg) -> bool:
         """Whether the output may be the operand: each element is read just before it is overwritten, by one thread."""

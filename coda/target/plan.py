@@ -175,13 +175,9 @@ class Variant:
         """How many partials a row reduction has: one for each tile column. ``columns``: size of the column dim."""
         return -(-columns // self.columns)
 
-    @property
-    def column_partials_per_tile(self) -> int:
-        """A column reduction has one partial for each band of 16 rows, the rows of one warp."""
-        return self.tile.m // 16
-
     def column_partials(self, rows: int) -> int:
-        return -(-rows // self.tile.m) * self.column_partials_per_tile
+        """How many partials a column reduction has: one for each band of 16 rows, the rows of one warp."""
+        return -(-rows // 16)
 
 
 THREADS = 384

@@ -35,7 +35,7 @@ class Extent:
 
 
 class Kind(Enum):
-    """What a record asks. Names are those of the enum in host.h; ``arg``, ``dim``, ``value`` are fields of the record."""
+    """What a record asks: the enum Kind of tables.h. ``arg``, ``dim``, ``value`` are fields of the record."""
 
     PRESENT = "present"  # the argument is given
     DTYPE = "dtype"  # DLPack (code << 8 | bits) is value

@@ -15,6 +15,7 @@ constexpr int kMaxRank = 8;
 constexpr int kMaxVariables = 32;
 constexpr int kMaxKernels = 64;
 constexpr int kMaxDevices = 64;
+constexpr int kBand = 16;  // rows of a partial of a column reduction: those of one warp
 
 struct Call;
 struct DeviceState;
@@ -84,7 +85,6 @@ struct Variant {
   int columns;    // of one lane
   int slab_rows;  // rows of a box of a tile operand
   int chunk;      // its columns
-  int column_partials_per_tile;
 };
 
 struct Kernel {

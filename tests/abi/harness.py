@@ -1,0 +1,210 @@
+"""Artifacts without device code, for tests without a GPU.
+
+``host_only`` links the real launcher over a stub cubin; with ``fake=True`` the CUDA runtime is replaced by
+``fake_cuda.cpp``, which records what a call would have launched. ``Recorder`` reads that back.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import subprocess
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coda.build import toolchain
+from coda.build.compile import CUBIN_ASSEMBLY, LINK_FLAGS, BuildReport, _Log, compile_host, link
+from coda.build.describe import Metadata
+from coda.build.host import header, host_source
+from coda.errors import CodaError
+from coda.frontend import load
+from coda.runtime.library import Artifact
+from coda.target import TILES, Plan, Tile, lower, variants
+
+HERE = Path(__file__).parent
+
+PROGRAMS = """
+program plain(x: bf16[M, K], w: bf16[N, K]) {
+    return x @ w.T: bf16
+}
+program bias_scale(x: bf16[M, K], w: bf16[N, K], bias: bf16[N]?, r: f32[M], s: f32 = 2.0) {
+    return s * (r * (x @ w.T)) + bias: bf16
+}
+program stats(o: bf16[M, A], w: bf16[D, A], x: bf16[M, D]) {
+    h = cast(x + o @ w.T, bf16)
+    return h, sum(h * h, D): f32, partial(sum(h, D)): f32
+}
+program columns(x: bf16[M, K], w: bf16[N, K]) {
+    y = x @ w.T
+    return y: bf16, mean(y, M): f32
+}
+program gated(x: bf16[M, D], wg: bf16[F, D], wu: bf16[F, D]) {
+    z = stack(x @ wg.T, x @ wu.T, s)
+    return silu(z.s[0]) * z.s[1]: bf16, z: bf16[M, (s F)]
+}
+program halves(x: bf16[M, D], w: bf16[(s=2 F), D], z0: bf16[M, (s F)]) {
+    z = x @ w.T + z0
+    return silu(z.s[0]) * z.s[1]: bf16
+}
+program interleaved(x: bf16[M, D], w: bf16[(F s=2), D]) {
+    z = x @ w.T
+    return silu(z.s[0]) * z.s[1]: bf16, z: bf16[M, (F s)]
+}
+program tokens(x: bf16[(B T), D], w: bf16[N, D]) {
+    return x @ w.T: bf16
+}
+"""
+
+
+@lru_cache(maxsize=1)
+def programs() -> dict[str, Any]:
+    return load(PROGRAMS).programs
+
+
+@lru_cache
+def plan(name: str) -> Plan:
+    return lower(programs()[name])
+
+
+@lru_cache(maxsize=1)
+def tools() -> toolchain.Toolchain:
+    """The toolchain, or a skip: the launcher needs the CUDA headers to compile."""
+    try:
+        return toolchain.find()
+    except CodaError as error:
+        pytest.skip(str(error))
+
+
+def host_only(folder: Path, name: str, tiles: Sequence[Tile] = TILES, fake: bool = False) -> Path:
+    """``folder/NAME.so`` with the launcher of a program above and no kernels."""
+    folder.mkdir(parents=True, exist_ok=True)
+    built = variants(plan(name), tiles)
+    (folder / "host.cpp").write_text(host_source(name, built, Metadata(cutlass="4.2.0", nvcc="13.0.88")))
+    (folder / f"{name}.h").write_text(header(name, [plan(name)]))
+    (folder / "device.cubin").write_bytes(b"no device code")
+    log = _Log(folder / "build.log")
+    compile_host(folder, tools(), log, BuildReport())
+    if not fake:
+        link(folder, name, tools(), log)
+        return folder / f"{name}.so"
+    (folder / "cubin.S").write_text(CUBIN_ASSEMBLY)
+    source = [f"-isystem{tools().cuda_include}", "-std=c++17", "-fPIC", str(HERE / "fake_cuda.cpp")]
+    log.run([str(tools().cxx), *LINK_FLAGS, *source, "-o", f"{name}.so", "host.o", "cubin.S"], folder, "the fake")
+    return folder / f"{name}.so"
+
+
+def run(command: Sequence[str | Path], **options: Any) -> str:
+    return subprocess.run([str(c) for c in command], capture_output=True, text=True, check=True, **options).stdout
+
+
+# -- what the fake runtime saw ---------------------------------------------------------------------------------------
+
+
+class Operand(ctypes.Structure):
+    _fields_ = (
+        ("data", ctypes.c_uint64),
+        ("row", ctypes.c_int64),
+        ("column", ctypes.c_int64),
+        ("lane", ctypes.c_int64),
+        ("value", ctypes.c_float),
+        ("vector", ctypes.c_int32),
+    )
+
+
+class Output(ctypes.Structure):
+    _fields_ = (
+        ("data", ctypes.c_uint64),
+        ("row", ctypes.c_int64),
+        ("column", ctypes.c_int64),
+        ("lane", ctypes.c_int64),
+        ("vector", ctypes.c_int32),
+    )
+
+
+class Schedule(ctypes.Structure):
+    _fields_ = tuple(
+        (name, ctypes.c_int32) for name in ("clusters_m", "clusters_n", "swizzle", "along_n", "grid_clusters")
+    )
+
+
+def launch_type(maps: int, operands: int, outputs: int) -> type[ctypes.Structure]:
+    """coda::Launch of templates/launch.h."""
+    tensor_map = ctypes.c_uint64 * 16
+
+    class Launch(ctypes.Structure):
+        _fields_ = (
+            ("a", tensor_map),
+            ("b", tensor_map),
+            ("tiles", tensor_map * max(maps, 1)),
+            ("m", ctypes.c_int32),
+            ("n", ctypes.c_int32),
+            ("k", ctypes.c_int32),
+            ("swap_lanes", ctypes.c_int32),
+            ("schedule", Schedule),
+            ("operands", Operand * max(operands, 1)),
+            ("outputs", Output * max(outputs, 1)),
+        )
+
+    return Launch
+
+
+def finish_type(operands: int, outputs: int) -> type[ctypes.Structure]:
+    """coda::Finish of templates/launch.h."""
+
+    class Finish(ctypes.Structure):
+        _fields_ = (
+            ("length", ctypes.c_int32),
+            ("count", ctypes.c_int32),
+            ("extent", ctypes.c_int64),
+            ("operands", Operand * max(operands, 1)),
+            ("outputs", Output * max(outputs, 1)),
+        )
+
+    return Finish
+
+
+class Recorder:
+    """An artifact over the fake runtime. ``run`` passes tensors off as CUDA memory and returns the calls made."""
+
+    PARAMETERS = 2048  # bytes recorded of each launch; more than any Launch of the programs above
+
+    def __init__(self, path: Path):
+        self.artifact = Artifact(path)
+        self.library = self.artifact._library
+        self.library.fake_log.restype = ctypes.c_char_p
+        self.library.fake_parameters.restype = ctypes.c_void_p
+
+    def reset(self, capability: int = 90, capturing: bool = False) -> None:
+        self.library.fake_reset(capability, int(capturing), self.PARAMETERS)
+
+    def calls(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.library.fake_log().decode().splitlines()]
+
+    def run(
+        self,
+        args: Sequence[Any],
+        devices: int | Sequence[int] = 0,
+        workspace: int = 1 << 20,
+        size: int = 1 << 30,
+        stream: int = 0,
+    ) -> int:
+        """The status of NAME_run with tensors declared to be on these devices (-1: in host memory)."""
+        frame = self.artifact._frame(args)
+        for i in range(len(args)):
+            device = devices if isinstance(devices, int) else devices[i]
+            frame.tensors[i].device_type, frame.tensors[i].device_id = (1, 0) if device < 0 else (2, device)
+        return self.artifact._functions.run(frame.pointers, len(args), workspace, size, stream)
+
+    def parameters(self, kind: type[ctypes.Structure], index: int = 0) -> Any:
+        """The kernel parameter of a launch."""
+        return kind.from_buffer_copy(
+            ctypes.string_at(self.library.fake_parameters() + index * self.PARAMETERS, ctypes.sizeof(kind))
+        )
+
+    @property
+    def error(self) -> str:
+        return self.artifact._sentence()
