@@ -14,7 +14,7 @@ from coda.errors import CodaError
 from coda.runtime.callable import CompiledProgram
 from coda.runtime.layout import is_regular, regular_like
 from coda.runtime.reference import evaluate
-from tests.support import BIAS_GELU, RESIDUAL_STATS, ROW_SCALE, program
+from tests.support import BIAS_GELU, RESIDUAL_STATS, ROW_SCALE, bf16, program
 
 M, N, K = 5, 6, 16
 
@@ -64,10 +64,6 @@ class FakeArtifact:
 def faked(text: str, fallback: str = "copy", refuse: str | None = None) -> CompiledProgram:
     p = program(text)
     return CompiledProgram(p, fallback=fallback, artifact=FakeArtifact(p, refuse), device_type="cpu")
-
-
-def bf16(*shape: int) -> torch.Tensor:
-    return torch.randn(shape).bfloat16()
 
 
 def stats_operands():

@@ -12,7 +12,7 @@ from coda.ir import Axis, Output, Param, Program
 from coda.ops import build
 from coda.runtime.philox import philox4x32, uniform
 from coda.runtime.reference import evaluate
-from tests.support import BIAS_GELU, RESIDUAL_STATS, operand, program
+from tests.support import BIAS_GELU, RESIDUAL_STATS, bf16, operand, program, same
 
 SPECIAL = torch.tensor(
     [0.0, -0.0, 0.5, -0.5, 1.0, -1.0, 3.0, -3.0, 30.0, -30.0, 1e4, -1e4, 3e38, -3e38, 1e-30, 1e-42,
@@ -28,11 +28,6 @@ BINARY = {
     "minimum": torch.minimum, "eq": torch.eq, "ne": torch.ne, "lt": torch.lt, "le": torch.le, "gt": torch.gt,
     "ge": torch.ge,
 }  # fmt: skip
-
-
-def same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Equal bit patterns up to the payload of NaN."""
-    return a.dtype == b.dtype and a.shape == b.shape and bool(((a == b) | (a.isnan() & b.isnan())).all())
 
 
 def one(node, **inputs):
@@ -202,10 +197,6 @@ def test_uniform_follows_the_documented_mapping():
 
 
 # Programs.
-
-
-def bf16(*shape: int, scale: float = 1.0) -> torch.Tensor:
-    return (torch.randn(shape) * scale).bfloat16()
 
 
 @pytest.mark.parametrize("m", [0, 1, 5, 129])
