@@ -4,7 +4,8 @@ parse.py        text -> syntax tree (grammar/coda.lark); syntax_errors.py and th
 check.py        syntax tree -> ir.Program: parameters, statements, results
 statements.py   assignments and declared types
 expressions.py  names, literals, operators, slices
-calls.py        calls: built-in functions (builtins.py), and fn, whose body is inlined (arguments.py)
+calls.py        a built-in function (builtins.py, cutting.py; readers.py reads their arguments), or a fn, whose body
+                is inlined (arguments.py)
 rounding.py     the casts that the checker inserts
 scope.py        what names mean; axes.py the axes and their sizes
 """

@@ -8,15 +8,25 @@ from __future__ import annotations
 
 from coda.errors import did_you_mean
 from coda.frontend import syntax
-from coda.frontend.builtins import axes_argument
 from coda.frontend.expressions import is_optional, operand, tensor
+from coda.frontend.readers import axes_argument
 from coda.frontend.scope import Scope, Value
-from coda.ir import Dim, Node
+from coda.ir import Dim, Node, dim_size
+
+
+def factors(parameter: syntax.Parameter) -> list[syntax.Factor]:
+    return [f for dim in parameter.axes.dims for f in dim] if parameter.axes else []
 
 
 def axes_named(parameter: syntax.Parameter) -> list[str]:
     """The axes that a parameter of a fn names: ['d'] for x[d]."""
-    return [f.name.name for dim in parameter.axes.dims for f in dim] if parameter.axes else []
+    return [f.name.name for f in factors(parameter)]
+
+
+def parameter_text(parameter: syntax.Parameter) -> str:
+    """As in the definition, for hints: gamma[over]?"""
+    axes = axes_named(parameter)
+    return f"{parameter.name.name}{'[' + ', '.join(axes) + ']' if axes else ''}{'?' * parameter.optional}"
 
 
 def match_arguments(
@@ -25,7 +35,7 @@ def match_arguments(
     """The given arguments by parameter, and the axes given by keyword."""
     name = function.name.name
     parameters = {p.name.name: p for p in function.parameters}
-    signature = f"it is {name}({', '.join(parameters)})"
+    signature = f"it is {name}({', '.join(map(parameter_text, function.parameters))})"
     own_axes = {a for p in function.parameters for a in axes_named(p)}
     values: dict[str, Value] = {}
     axes: dict[str, Dim] = {}
@@ -96,4 +106,15 @@ def bind_axes(
         if lacking:
             message = f"'{function.name.name}' needs axis '{lacking[0]}' in its argument of type {node.type}"
             raise scope.fail(message, expr.span)
+    check_sizes(scope, function, bound, expr)
     return bound
+
+
+def check_sizes(scope: Scope, function: syntax.Definition, bound: dict[str, Dim], expr: syntax.Call) -> None:
+    """A size in the axes of a fn, as in z[s=2], is a demand."""
+    for factor in (f for p in function.parameters for f in factors(p)):
+        axes = bound.get(factor.name.name)
+        if factor.size is not None and axes is not None and dim_size(axes) != factor.size:
+            found = f"'{' '.join(a.name for a in axes)}' has size {dim_size(axes)}"
+            message = f"'{function.name.name}' needs an axis of size {factor.size}, but {found}"
+            raise scope.fail(message, expr.span, f"as in [M, ({factor.name.name}={factor.size} F)]")

@@ -22,6 +22,7 @@ def call(scope: Scope, expr: syntax.Call) -> list[Value]:
     hint = did_you_mean(name, set(scope.context.functions) | set(BUILTINS) | set(scope.context.choices))
     if name in scope.variables or scope.is_axis(name):
         hint = f"'{name}' is not a function; a product is written with *"
+    hint = hint or f"built in are {', '.join(sorted(BUILTINS))}"
     raise scope.fail(f"there is no function '{name}'", expr.callee.span, hint)
 
 

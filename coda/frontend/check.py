@@ -170,7 +170,7 @@ class ProgramChecker:
             raise self.report.error("a default is a number", p.default.span)
         number = p.default.value
         if type_.dtype.kind == "int" and not isinstance(number, int):
-            raise self.report.error(f"{number} is no {type_.dtype}", p.default.span)
+            raise self.report.error(f"the default {number} is not an {type_.dtype}", p.default.span)
         return float(number) if type_.dtype.kind == "float" else number
 
     # Statements and results.
@@ -206,6 +206,8 @@ class ProgramChecker:
             self.attempt(self.result, result, f"out{i}" if len(statement.results) > 1 else "out")
 
     def result(self, result: syntax.Result, fallback: str) -> None:
+        if result.type:
+            self.attempt(dtype_of, self.scope, result.type.dtype)  # told even where the value is unknown
         node = value(self.scope, result.value)
         declared = declared_type(self.scope, node, result.type) if result.type else node.type
         if node.op == "partial" and declared.dtype != F32:

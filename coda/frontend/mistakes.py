@@ -44,7 +44,7 @@ MISTAKES = (
     ),
     Mistake(
         "expected ',' before {token}",
-        "parameters are separated by commas",
+        "parameters, and the results of a return, are separated by commas",
         tuple(f"program p(x: {t}" for t in ("f32[M] w", "f32 w", "f32[M]? w", "f32[M] const", "f32[M] inout")),
     ),
     Mistake(
@@ -53,9 +53,13 @@ MISTAKES = (
         _in_expression("f(a b", "f(1 b", "f(a, b c", "f((a) b", "f(a.T b", "f(g(a) b", "f(a 1", "x x", "f(x) x", "1 x"),
     ),
     Mistake(
-        "expected '{{' before {token}",
+        "expected '{{', got {token}",
         "the statements of a program stand in braces: program name(...) { ... }",
-        ("fn f(x) return", "fn f(x) x", *(f"program p(x: f32[M]) {t}" for t in ("return", "x", "dim", ":", "="))),
+        (
+            "fn f(x) return",
+            "fn f(x) x",
+            *(f"program p(x: f32) {t}" for t in ("return", "\n return", "x", "dim", ":", "=")),
+        ),
     ),
     Mistake(
         "'}}' is missing before {token}",
@@ -102,7 +106,7 @@ MISTAKES = (
     Mistake(
         "there is no '? :' operator",
         "write where(condition, a, b)",
-        _in_expression("a ? b : c", "a > b ? c", "f(a) ? b", "(a) ? b"),
+        _in_expression("a ? b : c", "a > b ? c", "a > 1 ? c", "f(a) ? b", "(a) ? b"),
     ),
     Mistake(
         "axes are grouped with parentheses",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from coda.dtypes import TABLE, DType
 from coda.frontend import syntax
-from coda.frontend.builtins import unknown_dtype_hint
 from coda.frontend.calls import call
 from coda.frontend.expressions import operand, tensor
+from coda.frontend.readers import unknown_dtype_hint
 from coda.frontend.report import Failed
 from coda.frontend.rounding import round_to
 from coda.frontend.scope import UNKNOWN, Scope, Value

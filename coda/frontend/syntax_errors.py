@@ -11,6 +11,8 @@ from coda.frontend.mistakes import CHARACTERS, MISTAKES, Mistake
 from coda.frontend.syntax import KEYWORDS
 
 WORDS = {"NAME": "a name", "NUMBER": "a number", "_SEP": "the end of the line", "$END": "the end of the file"}
+BRACKETS = {"LPAR": "RPAR", "LSQB": "RSQB"}
+STARTS_STATEMENT = {"RETURN", "DIM"}
 # The many ways to begin or to continue an expression are summed up: where all of the first set could stand, those of
 # the second go without saying.
 SUMMARIES = (
@@ -41,6 +43,8 @@ def explain(error: UnexpectedInput, source: Source, parser: Lark) -> Diagnostic:
     if mistake is not None:
         return Diagnostic(mistake.message.format(token=described), span, mistake.hint)
     wanted = expected(error, parser)
+    if wanted == "an expression" and token.type in STARTS_STATEMENT:
+        return Diagnostic(f"the expression before {described} is not finished", span, "the line before ends too early")
     if str(token) in KEYWORDS and "NAME" in error.expected:
         return Diagnostic(f"'{token}' is a reserved word; expected {wanted}", span, "choose another name")
     return Diagnostic(f"unexpected {described}; expected {wanted}", span)
@@ -75,18 +79,19 @@ def unclosed_bracket(source: Source, parser: Lark, stop: Token) -> Token | None:
     limit = len(source.text) if stop.type == "$END" else stop.start_pos or 0
     begins_line = not source.text[:limit].rpartition("\n")[2].strip()
     is_assignment = source.text[limit + len(stop) :].lstrip().startswith("=")
-    starts_statement = begins_line and (stop.type in ("RETURN", "DIM") or (stop.type == "NAME" and is_assignment))
-    if stop.type not in ("RBRACE", "$END", "PROGRAM", "FN") and not starts_statement:
-        return None
+    starts_statement = stop.type in STARTS_STATEMENT or (stop.type == "NAME" and is_assignment)
     opened: list[Token] = []
     for token in parser.lex(source.text):
         if (token.start_pos or 0) >= limit:
             break
-        if token.type in ("LPAR", "LSQB"):
+        if token.type in BRACKETS:
             opened.append(token)
-        elif token.type in ("RPAR", "RSQB") and opened:
+        elif token.type in BRACKETS.values() and opened:
             opened.pop()
-    return opened[-1] if opened else None
+    if opened and stop.type in ("RPAR", "RSQB"):
+        return opened[-1] if BRACKETS[opened[-1].type] != stop.type else None
+    outside = stop.type in ("RBRACE", "$END", "PROGRAM", "FN") or (begins_line and starts_statement)
+    return opened[-1] if opened and outside else None
 
 
 def expected(error: UnexpectedToken, parser: Lark) -> str:
