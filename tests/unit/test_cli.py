@@ -243,6 +243,7 @@ def test_lower_without_building_lists_or_writes_the_sources(tmp_path, capsys):
 
 
 def test_lower_chooses_tiles_by_size_or_as_told(capsys):
+    """Case M4: a tile that cannot be is told before anything is compiled."""
     assert main(["lower", RESIDUAL, "--no-build", "--tile", "128x128,128x192", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["tiles"] == ["128x128", "128x192"]
     assert main(["lower", RESIDUAL, "--no-build", "--tile", "128x100"]) == 1

@@ -1,4 +1,4 @@
-"""coda doctor on machines that lack this or that."""
+"""coda doctor on machines that lack this or that (case M2)."""
 
 from __future__ import annotations
 

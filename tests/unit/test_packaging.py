@@ -57,6 +57,7 @@ def test_the_wheel_carries_grammar_templates_and_library(wheel):
 
 
 def test_installed_coda_checks_and_lowers_from_another_folder(installed, tmp_path):
+    """Case M6: no GPU, no nvcc, no checkout."""
     program = tmp_path / "p.coda"
     program.write_text("program p(x: bf16[M, K], w: bf16[N, K]) { return relu(x @ w.T): bf16 }\n")
     where = run([str(installed / "python"), "-c", "import coda; print(coda.__file__)"], tmp_path)
