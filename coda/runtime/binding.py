@@ -78,11 +78,16 @@ class _Solver:
         self.shapes: dict[str, Shape] = {}
         self.open: list[tuple[Param, int, Dim, int]] = []
         self.soft: list[tuple[Param, int, Dim, int]] = []  # vectors of one element: they fix a size only if nobody else
-        known = _symbols(program)
+        self.derived: list[tuple[Axis, int]] = []  # given sizes of axes that are computed from others
+        symbols, axes = _symbols(program), {a.name: a for a in _axes(program)}
         for name, size in dims.items():
-            if name not in known:
-                raise CodaError.of(f"program '{program.name}' has no axis '{name}'", did_you_mean(name, known))
-            self._fix(name, int(size), f"{name}={size}")
+            if name in symbols:
+                self._fix(name, int(size), f"{name}={size}")
+            elif name in axes:
+                self.derived.append((axes[name], int(size)))
+            else:
+                hint = did_you_mean(name, symbols | axes.keys())
+                raise CodaError.of(f"program '{program.name}' has no axis '{name}'", hint)
 
     def add(self, param: Param, shape: Shape) -> None:
         self.shapes[param.name] = shape
@@ -102,6 +107,8 @@ class _Solver:
         self.open += [(param, i, dim, size) for i, (dim, size) in enumerate(zip(dims, shape, strict=True))]
 
     def solve(self) -> dict[str, int]:
+        for axis, size in self.derived:
+            self._solve_given(axis, size)
         self._exhaust()
         for param, index, dim, size in self.soft:
             if self._unknown(dim):
@@ -115,7 +122,21 @@ class _Solver:
         for axis in _axes(self.program):
             if not {s.name for s in axis.size.free_symbols} - self.sizes.keys():
                 self.sizes[axis.name] = evaluate_size(axis.size, self.sizes)
+        for axis, size in self.derived:
+            if self.sizes.get(axis.name, size) != size:
+                raise CodaError.of(
+                    f"{axis.name}={size} was given, but {axis.name} = {axis.size} is {self.sizes[axis.name]}"
+                )
         return self.sizes
+
+    def _solve_given(self, axis: Axis, size: int) -> None:
+        """Use the given size of a computed axis where it tells a symbol, as A=64 does where A = D."""
+        unknown = self._unknown((axis,))
+        if len(unknown) == 1:
+            (name,) = unknown
+            value = self._solve_for(name, (axis,), size)
+            if value is not None and value.is_Integer and value >= 0:
+                self._fix(name, int(value), f"{axis.name}={size}")
 
     def _exhaust(self) -> None:
         """Solve open equations until none makes progress."""

@@ -85,6 +85,21 @@ def test_a_dim_that_contradicts():
     assert "N = 8 was fixed by N=8" in text
 
 
+SQUARE = """
+program square(o: bf16[M, A], w: bf16[D, A], x: bf16[M, D]) {
+    dim A = D
+    return x + o @ w.T: bf16
+}
+"""
+
+
+def test_the_given_size_of_a_computed_axis():
+    square = program(SQUARE)
+    assert bind(square, {}, {"M": 3, "A": 4}) == {"M": 3, "A": 4, "D": 4}
+    assert bind(square, {"o": (3, 4), "w": (4, 4), "x": (3, 4)}, {"A": 4})["D"] == 4
+    assert "A=5 was given, but A = D is 4" in message(lambda: bind(square, {}, {"M": 3, "D": 4, "A": 5}))
+
+
 def test_an_unknown_dim():
     text = message(lambda: bind(program(BIAS_GELU), {"x": (4, 7), "w": (3, 7), "bias": None}, {"Q": 8}))
     assert "has no axis 'Q'" in text
