@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from coda.printer import print_program
 from coda.target.legality import DESIGN_SMS, checks, partial_outputs
 from coda.target.plan import Arg, Plan, Variant
 from coda.version import __version__
@@ -73,6 +74,7 @@ def _program(plan: Plan, variants: Sequence[Variant]) -> dict[str, Any]:
         "name": plan.name,
         "signature": signature(plan),
         "source": source.text if source else None,
+        "program": print_program(plan.program),  # what was lowered, consts resolved; it parses back
         "args": [_arg(plan, a) for a in plan.args],
         "axes": {a.name: str(a.size) for a in plan.program.axes},
         "rows": table.rows.text,

@@ -78,7 +78,7 @@ class Artifact:
         from coda.errors import Source
         from coda.frontend import load
 
-        return load(Source(self._about["source"], str(self.path))).programs[self.name]
+        return load(Source(self._about["program"], str(self.path))).programs[self.name]
 
     @property
     def args(self) -> list[dict[str, Any]]:

@@ -33,7 +33,7 @@ class Lanes(Enum):
 
 @dataclass(frozen=True)
 class Arg:
-    """One position of ``NAME_run``: parameters in order, then outputs in order. ``dims`` are sizes over the free axes."""
+    """One position of ``NAME_run``: parameters, then outputs, in order. ``dims`` are sizes over the free axes."""
 
     name: str
     dtype: DType
@@ -181,4 +181,4 @@ class Variant:
 
 
 THREADS = 384
-SHARED_BYTES = 232448  # all of an H100/H200 multiprocessor's opt-in shared memory (CUDA programming guide, table 'Technical Specifications')
+SHARED_BYTES = 232448  # all of the opt-in shared memory of an sm_90 multiprocessor: 227 KiB (CUDA programming guide)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import json
 import subprocess
+import tempfile
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -22,8 +23,9 @@ from coda.build.describe import Metadata
 from coda.build.host import header, host_source
 from coda.errors import CodaError
 from coda.frontend import load
-from coda.runtime.library import Artifact
+from coda.runtime.library import Artifact, DLTensor
 from coda.target import TILES, Plan, Tile, lower, variants
+from coda.target.requirements import View
 
 HERE = Path(__file__).parent
 
@@ -199,6 +201,24 @@ class Recorder:
             frame.tensors[i].device_type, frame.tensors[i].device_id = (1, 0) if device < 0 else (2, device)
         return self.artifact._functions.run(frame.pointers, len(args), workspace, size, stream)
 
+    def run_views(self, views: Sequence[View | None], call: str = "run") -> int:
+        """The status of NAME_run (or "check") with tensors that need not exist, on cuda:0."""
+        structs, keep = (DLTensor * len(views))(), []
+        pointers = (ctypes.c_void_p * len(views))(*(ctypes.addressof(s) for s in structs))
+        for i, (struct, view) in enumerate(zip(structs, views, strict=True)):
+            if view is None:
+                pointers[i] = None
+                continue
+            arrays = [(ctypes.c_int64 * max(1, len(a)))(*a) for a in (view.shape, view.strides)]
+            keep.append(arrays)
+            struct.data, struct.device_type, struct.ndim, struct.lanes = view.address, 2, len(view.shape), 1
+            struct.code, struct.bits = view.dtype
+            struct.shape, struct.strides = map(ctypes.addressof, arrays)
+        functions = self.artifact._functions
+        if call == "check":
+            return functions.check(pointers, len(views))
+        return functions.run(pointers, len(views), 1 << 20, 1 << 40, 0)
+
     def parameters(self, kind: type[ctypes.Structure], index: int = 0) -> Any:
         """The kernel parameter of a launch."""
         return kind.from_buffer_copy(
@@ -208,3 +228,25 @@ class Recorder:
     @property
     def error(self) -> str:
         return self.artifact._sentence()
+
+
+_folder = tempfile.TemporaryDirectory(prefix="coda-abi-")
+
+
+@lru_cache
+def recorder(name: str) -> Recorder:
+    """The program over the fake runtime, built once a session."""
+    return Recorder(host_only(Path(_folder.name) / "fake" / name, name, fake=True))
+
+
+@lru_cache
+def library(name: str) -> Path:
+    """The program with the real runtime and no kernels, built once a session."""
+    return host_only(Path(_folder.name) / "real" / name, name)
+
+
+def torch_include() -> Path:
+    """Torch's headers; they include a real dlpack.h."""
+    import torch
+
+    return Path(torch.__file__).parent / "include"

@@ -1,0 +1,257 @@
+"""What ``NAME_run`` asks of CUDA: tensor maps, kernel parameters, grids. Over a fake runtime, so no GPU is needed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.abi.harness import Recorder, finish_type, launch_type, recorder
+
+BF16, F32 = torch.bfloat16, torch.float32
+TILED, FLOAT = 9, 7  # CUtensorMapDataType: bf16, f32
+SWIZZLE = {64: 2, 128: 3}  # bytes of a box row -> CUtensorMapSwizzle
+
+
+def zeros(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
+    return torch.zeros(*shape, dtype=dtype)
+
+
+def started(name: str) -> Recorder:
+    record = recorder(name)
+    record.reset()
+    return record
+
+
+def maps(record: Recorder) -> list[dict]:
+    return [c for c in record.calls() if c["call"] == "encode"]
+
+
+def launches(record: Recorder) -> list[dict]:
+    return [c for c in record.calls() if c["call"] == "launch"]
+
+
+def test_product_maps_and_grid() -> None:
+    record = started("plain")
+    x, w, y = zeros(300, 256), zeros(520, 256), zeros(300, 520)
+    assert record.run([x, w, y], stream=77) == 0, record.error
+    a, b = maps(record)
+    assert (a["base"], a["dims"], a["strides"], a["box"], a["swizzle"]) == (
+        x.data_ptr(),
+        [256, 300],
+        [512],
+        [64, 128],
+        3,
+    )
+    assert (b["base"], b["dims"], b["strides"], b["box"], b["swizzle"]) == (
+        w.data_ptr(),
+        [256, 520],
+        [512],
+        [64, 64],
+        3,
+    )
+    (launch,) = launches(record)
+    assert launch["kernel"] == "plain_gemm_128x128"
+    assert (launch["grid"], launch["block"], launch["cluster"]) == ([2, 10, 1], [384, 1, 1], [2, 1, 1])
+    assert (launch["shared"], launch["stream"]) == (232448, 77)
+    p = record.parameters(launch_type(0, 0, 1))
+    assert (p.m, p.n, p.k, p.swap_lanes, p.a[0], p.b[0]) == (300, 520, 256, 0, 1, 2)
+    s = p.schedule
+    assert (s.clusters_m, s.clusters_n, s.swizzle, s.along_n, s.grid_clusters) == (2, 5, 2, 1, 10)
+    out = p.outputs[0]
+    assert (out.data, out.row, out.column, out.lane, out.vector) == (y.data_ptr(), 520, 1, 0, 1)
+
+
+def test_grid_is_what_is_resident() -> None:
+    """64 clusters, not 132 / 2: some GPCs have an odd number of multiprocessors."""
+    record = started("plain")
+    assert record.run([zeros(8192, 64), zeros(4096, 64), zeros(8192, 4096)]) == 0
+    (launch,) = launches(record)
+    assert launch["grid"] == [2, 64, 1]
+    s = record.parameters(launch_type(0, 0, 1)).schedule
+    assert (s.clusters_m, s.swizzle) == (32, 8)
+
+
+def test_variant_has_least_waves() -> None:
+    record = started("plain")
+    record.run([zeros(8192, 8), zeros(4096, 8), zeros(8192, 4096)])
+    tiles = {"128x128": 16 * 128, "128x160": 13 * 160, "128x192": 11 * 192, "128x256_coop": 8 * 256}
+    assert launches(record)[0]["kernel"] == "plain_gemm_" + min(tiles, key=lambda t: tiles[t])
+
+
+def test_warm_calls_only_encode_and_launch() -> None:
+    record = started("plain")
+    args = [zeros(128, 64), zeros(64, 64), zeros(128, 64)]
+    record.run(args)
+    record.reset()
+    record.run(args)
+    assert [c["call"] for c in record.calls()] == ["encode", "encode", "launch"]
+
+
+def test_operands_of_every_kind() -> None:
+    record = started("bias_scale")
+    x, w, bias, r, y = zeros(40, 64), zeros(96, 64), zeros(96), zeros(40, dtype=F32), zeros(40, 96)
+    scale = torch.tensor(3.5)
+    assert record.run([x, w, bias, r, scale, y], [0, 0, 0, 0, -1, 0]) == 0, record.error
+    b, row, s = record.parameters(launch_type(0, 3, 1)).operands
+    assert (b.data, b.row, b.column, b.vector) == (bias.data_ptr(), 0, 1, 1)
+    assert (row.data, row.row, row.column) == (r.data_ptr(), 1, 0)
+    assert (s.data or 0, s.value) == (0, 3.5)
+
+
+def test_absent_operands_and_defaults() -> None:
+    record = started("bias_scale")
+    assert record.run([zeros(40, 64), zeros(96, 64), None, zeros(40, dtype=F32), None, zeros(40, 96)]) == 0
+    bias, _, scale = record.parameters(launch_type(0, 3, 1)).operands
+    assert (bias.data or 0, bias.value, scale.data or 0, scale.value) == (0, 0.0, 0, 2.0)
+
+
+def test_scalar_in_device_memory() -> None:
+    record = started("bias_scale")
+    scale = torch.tensor(3.5)
+    record.run([zeros(40, 64), zeros(96, 64), None, zeros(40, dtype=F32), scale, zeros(40, 96)])
+    assert record.parameters(launch_type(0, 3, 1)).operands[2].data == scale.data_ptr()
+
+
+def test_statistics_go_through_the_workspace() -> None:
+    record = started("stats")
+    m, d, k = 300, 520, 256
+    h, total, partial = zeros(m, d), zeros(m, dtype=F32), zeros(5, m, dtype=F32)
+    args = [zeros(m, k), zeros(d, k), zeros(m, d), h, total, partial]
+    assert record.artifact.workspace_bytes(args) == 5 * m * 4 // 256 * 256 + 256
+    assert record.run(args, workspace=0x100000, size=1 << 20) == 0, record.error
+    _, finish = launches(record)
+    assert (finish["kernel"], finish["grid"], finish["block"]) == ("stats_finish_row", [10, 1, 1], [32, 16, 1])
+    p = record.parameters(launch_type(1, 1, 3))
+    assert [o.data for o in p.outputs] == [h.data_ptr(), partial.data_ptr(), 0x100000]
+    assert [(o.row, o.column) for o in p.outputs[1:]] == [(1, m), (1, m)]
+    f = record.parameters(finish_type(1, 1), 1)
+    assert (f.length, f.count, f.extent) == (m, 5, d)
+    assert (f.operands[0].data, f.outputs[0].data, f.outputs[0].row) == (0x100000, total.data_ptr(), 1)
+
+
+def test_tile_operand_map() -> None:
+    record = started("stats")
+    m, d, k = 300, 520, 256
+    x = zeros(m, d)
+    record.run([zeros(m, k), zeros(d, k), x, zeros(m, d), zeros(m, dtype=F32), zeros(5, m, dtype=F32)])
+    tile = maps(record)[2]
+    assert (tile["base"], tile["dims"], tile["strides"], tile["box"]) == (x.data_ptr(), [d, m], [2 * d], [64, 64])
+
+
+def test_column_reduction_counts_bands() -> None:
+    record = started("columns")
+    m, n, k = 300, 136, 64
+    mean = zeros(n, dtype=F32)
+    args = [zeros(m, k), zeros(n, k), zeros(m, n), mean]
+    assert record.run(args) == 0, record.error
+    p = record.parameters(launch_type(0, 0, 2))
+    assert (p.outputs[1].row, p.outputs[1].column) == (n, 1)
+    f = record.parameters(finish_type(1, 1), 1)
+    assert (f.length, f.count, f.extent) == (n, 19, m)
+    assert (f.outputs[0].row, f.outputs[0].column) == (0, 1)
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_two_weights_are_one_map(swapped: bool) -> None:
+    record = started("gated")
+    m, f, d = 64, 48, 128
+    both = zeros(2 * f, d)
+    low, high = both[:f], both[f:]
+    gate, up = (high, low) if swapped else (low, high)
+    out, z = zeros(m, f), zeros(m, 2 * f)
+    assert record.run([zeros(m, d), gate, up, out, z]) == 0, record.error
+    b = maps(record)[1]
+    assert b["base"] == low.data_ptr()
+    assert (b["dims"], b["strides"]) == ([d, 8, 2, f // 8], [2 * d, 2 * d * f, 16 * d])
+    assert b["box"] == [64, 8, 2, 4]
+    p = record.parameters(launch_type(0, 0, 2))
+    assert (p.n, p.swap_lanes) == (2 * f, int(swapped))
+    assert [(o.row, o.column, o.lane) for o in p.outputs] == [(f, 1, 0), (2 * f, 1, f)]
+
+
+def test_concatenated_weight_and_tile_operand() -> None:
+    record = started("halves")
+    m, f, d = 64, 48, 128
+    z0 = zeros(m, 2 * f)
+    assert record.run([zeros(m, d), zeros(2 * f, d), z0, zeros(m, f)]) == 0, record.error
+    _, b, tile = maps(record)
+    assert (b["dims"], b["strides"]) == ([d, 8, 2, f // 8], [2 * d, 2 * d * f, 16 * d])
+    assert (tile["dims"], tile["strides"], tile["box"]) == ([f, 2, m], [2 * f, 4 * f], [64, 1, 64])
+    assert record.parameters(launch_type(1, 1, 1)).operands[0].lane == f
+
+
+def test_interleaved_weight_and_output() -> None:
+    record = started("interleaved")
+    m, f, d = 64, 48, 128
+    assert record.run([zeros(m, d), zeros(2 * f, d), zeros(m, f), zeros(m, 2 * f)]) == 0, record.error
+    b = maps(record)[1]
+    assert (b["dims"], b["strides"]) == ([d, 8, 2, f // 8], [4 * d, 2 * d, 32 * d])
+    z = record.parameters(launch_type(0, 0, 2)).outputs[1]
+    assert (z.row, z.column, z.lane, z.vector) == (2 * f, 2, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("output", "vector"),
+    [
+        (zeros(40, 96), 1),
+        (zeros(40, 104)[:, :96], 1),
+        (zeros(40, 98)[:, :96], 0),  # rows not a multiple of 16 bytes
+        (zeros(40 * 96 + 1)[1:].view(40, 96), 0),  # base not aligned
+        (zeros(96, 40).T, 0),  # column-major
+    ],
+)
+def test_wide_stores_only_where_aligned(output: torch.Tensor, vector: int) -> None:
+    record = started("plain")
+    assert record.run([zeros(40, 64), zeros(96, 64), output]) == 0, record.error
+    out = record.parameters(launch_type(0, 0, 1)).outputs[0]
+    assert (out.row, out.column, out.vector) == (*output.stride(), vector)
+
+
+def test_narrow_output_is_stored_by_element() -> None:
+    record = started("plain")
+    assert record.run([zeros(40, 64), zeros(82, 64), zeros(40, 82)]) == 0, record.error
+    assert record.parameters(launch_type(0, 0, 1)).outputs[0].vector == 0
+
+
+def test_one_row_has_a_legal_pitch_whatever_its_stride() -> None:
+    record = started("plain")
+    x = torch.as_strided(zeros(64), (1, 64), (7, 1))
+    assert record.run([x, zeros(96, 64), zeros(1, 96)]) == 0, record.error
+    assert maps(record)[0]["strides"] == [128]
+
+
+@pytest.mark.parametrize("workspace", [(0x100000, 16), (0x100010, 1 << 20), (0, 1 << 20)])
+def test_unfit_workspace_is_refused(workspace: tuple[int, int]) -> None:
+    record = started("stats")
+    args = [zeros(64, 64), zeros(64, 64), zeros(64, 64), zeros(64, 64), zeros(64, dtype=F32), zeros(1, 64, dtype=F32)]
+    assert record.run(args, workspace=workspace[0], size=workspace[1]) == 1
+    assert "workspace" in record.error
+    assert not launches(record)
+
+
+def test_no_rows_still_finish_column_reductions() -> None:
+    """B1: no GEMM; the mean of nothing is what the finish kernel makes of no partials."""
+    record = started("columns")
+    assert record.run([zeros(0, 64), zeros(96, 64), zeros(0, 96), zeros(96, dtype=F32)]) == 0, record.error
+    (launch,) = launches(record)
+    assert launch["kernel"] == "columns_finish_column"
+    f = record.parameters(finish_type(1, 1))
+    assert (f.length, f.count, f.extent) == (96, 0, 0)
+
+
+def test_no_rows_and_nothing_to_finish_launches_nothing() -> None:
+    record = started("plain")
+    assert record.run([zeros(0, 64), zeros(96, 64), zeros(0, 96)]) == 0
+    assert not launches(record)
+
+
+def test_empty_contraction_is_refused() -> None:
+    record = started("plain")
+    assert record.run([zeros(8, 0), zeros(16, 0), zeros(8, 16)]) == 1
+    assert record.error == "the contracted axis K is empty: there is no product to compute"
+
+
+def test_host_tensors_are_refused() -> None:
+    record = started("plain")
+    assert record.run([zeros(8, 64), zeros(16, 64), zeros(8, 16)], [0, -1, 0]) == 1
+    assert record.error == "'w' is in host memory (DLPack device type 1); the kernel needs CUDA memory"
