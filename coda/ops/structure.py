@@ -56,8 +56,9 @@ def _infer_dot(types, attrs):
     a, b = types
     for which, t in (("left", a), ("right", b)):
         if len(t.dims) != 2:
+            count = f"{len(t.dims)} dim{'s' * (len(t.dims) != 1)}"
             raise OpError(
-                f"the {which} operand of '@' has {len(t.dims)} dim{'s' * (len(t.dims) != 1)} ({t}); it needs exactly two",
+                f"the {which} operand of '@' has {count} ({t}); it needs exactly two",
                 "group axes into two dims, as in x: bf16[(B T), D]",
             )
         if t.dtype.kind != "float":

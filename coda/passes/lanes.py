@@ -53,7 +53,9 @@ class _Unroller:
     def whole(self, node: Node) -> Node:
         """The node with lanes unrolled below it; one over the axis becomes a stack of its lanes."""
         if self.has_axis(node):
-            return build("stack", *(self.lane(node, i) for i in range(self.axis.static or 0)), axis=self.axis, span=node.span)
+            return build(
+                "stack", *(self.lane(node, i) for i in range(self.axis.static or 0)), axis=self.axis, span=node.span
+            )
         if node not in self.rebuilt:
             self.rebuilt[node] = self._without_axis(node)
         return self.rebuilt[node]
@@ -65,7 +67,9 @@ class _Unroller:
         if node.op in _COMBINE and self.has_axis(node.args[0]):
             return self._reduce(node)
         if any(self.has_axis(a) for a in node.args):
-            raise CodaError([Diagnostic(f"'{node.op}' over the lane axis '{self.axis.name}' is not lowered yet", node.span)])
+            raise CodaError(
+                [Diagnostic(f"'{node.op}' over the lane axis '{self.axis.name}' is not lowered yet", node.span)]
+            )
         if not node.args:
             return node
         return build(node.op, *(self.whole(a) for a in node.args), span=node.span, **dict(node.attrs))
@@ -95,8 +99,14 @@ class _Unroller:
             return build("const", value=index, dtype=I64)
         if node.op in ("input", "dot"):
             return build("slice", node, axis=self.axis.name, index=index, span=node.span)
-        if node.op in ("cast", "default", "partial", "reduce_mean") or node.op in _COMBINE or OPS[node.op].family == "pointwise":
+        if (
+            node.op in ("cast", "default", "partial", "reduce_mean")
+            or node.op in _COMBINE
+            or OPS[node.op].family == "pointwise"
+        ):
             return build(node.op, *(self.lane(a, index) for a in node.args), span=node.span, **dict(node.attrs))
         if node.op == "layout":
             return self.lane(node.args[0], index)
-        raise CodaError([Diagnostic(f"'{node.op}' over the lane axis '{self.axis.name}' is not lowered yet", node.span)])
+        raise CodaError(
+            [Diagnostic(f"'{node.op}' over the lane axis '{self.axis.name}' is not lowered yet", node.span)]
+        )

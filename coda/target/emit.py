@@ -20,6 +20,8 @@ from coda.ops.reduce import REDUCTIONS
 from coda.target.lower import is_leaf, walk
 from coda.target.plan import Finishing, Lanes, Operand, Plan, Space, Store, Variant
 
+Lines = dict[Space, list[str]]  # C++ by the space it is computed in
+
 _SPACES = (Space.UNIFORM, Space.ROW, Space.COLUMN, Space.TILE)
 _VARIABLE = {Space.UNIFORM: "u", Space.ROW: "r", Space.COLUMN: "c"}
 _COMBINER = {"sum": "coda::Sum", "mean": "coda::Sum", "max": "coda::Max", "min": "coda::Min"}
@@ -185,8 +187,8 @@ def _stream_name(plan: Plan, index: int, lane: int) -> str:
 def _body(plan: Plan) -> str:
     placed = _Placed.of(plan)
     scope = Scope()
-    fields: dict[Space, list[str]] = {s: [] for s in _SPACES}
-    code: dict[Space, list[str]] = {s: [] for s in _SPACES}
+    fields: Lines = {s: [] for s in _SPACES}
+    code: Lines = {s: [] for s in _SPACES}
     for lane, product in enumerate(products(plan)):
         scope.names[product] = f"product{lane}"
     for leaf, index, lane in streams(plan):
@@ -195,7 +197,9 @@ def _body(plan: Plan) -> str:
         for number, node in enumerate(placed.within(space)):
             if node in scope.names:
                 continue
-            _emit_node(placed, scope, node, space, f"{'v' if space is Space.TILE else _VARIABLE[space]}{number}", code, fields)
+            _emit_node(
+                placed, scope, node, space, f"{'v' if space is Space.TILE else _VARIABLE[space]}{number}", code, fields
+            )
         if space is not Space.TILE:  # deeper spaces see the fields through the struct
             for node in placed.within(space):
                 if node in scope.names:
@@ -204,7 +208,7 @@ def _body(plan: Plan) -> str:
     return "\n".join(_body_lines(plan, fields, code, results, returns))
 
 
-def _emit_node(placed, scope: Scope, node: Node, space: Space, name: str, code, fields) -> None:
+def _emit_node(placed: _Placed, scope: Scope, node: Node, space: Space, name: str, code: Lines, fields: Lines) -> None:
     type_ = cpp_type(node.dtype)
     declared = type_ if space in (Space.UNIFORM, Space.ROW) else f"coda::Two<{type_}>"
     if is_leaf(node):
@@ -271,7 +275,7 @@ def element_parameters(plan: Plan) -> list[str]:
     return names + [_stream_name(plan, index, lane) for _, index, lane in streams(plan)]
 
 
-def _body_lines(plan: Plan, fields, code, results: list[str], returns: list[str]) -> list[str]:
+def _body_lines(plan: Plan, fields: Lines, code: Lines, results: list[str], returns: list[str]) -> list[str]:
     def struct(name: str, members: list[str]) -> str:
         return f"  struct {name} {{ {' '.join(members)} }};" if members else f"  struct {name} {{}};"
 
@@ -310,7 +314,8 @@ def _visitor(plan: Plan) -> str:
     launch = f"coda::Launch<{len(plan.tile_operands)}, {len(plan.operands)}, {len(plan.stores)}>"
     lines = ["struct Visitor : Body {", f"  using Launch = {launch};", "  using Element = cutlass::bfloat16_t;"]
     lines += [f"  static constexpr int kLanes = {plan.lanes};"]
-    lines += [f"  static constexpr int kBytesPerElement = {sum(plan.operands[i].dtype.bytes for _, i, _ in tiles)};  // of all streams"]
+    width = sum(plan.operands[i].dtype.bytes for _, i, _ in tiles)
+    lines += [f"  static constexpr int kBytesPerElement = {width};  // of all streams"]
     lines += [f"  using Streams = coda::Streams<{', '.join(_stream(plan, i, lane) for _, i, lane in tiles)}>;"]
     needed = _needed(plan)
     lines += [f"  CUTLASS_DEVICE static bool needs_tiles(Launch const& p) {{ return {needed}; }}"]
@@ -350,7 +355,9 @@ def _fetched(plan: Plan) -> list[str]:
     lines = ["  template <int kWidth, int kChunk> struct Fetched {"]
     tiles = streams(plan)
     for _, index, lane in tiles:
-        lines.append(f"    coda::StreamStep<{plan.operands[index].dtype.cpp}, kWidth, kChunk> {_stream_name(plan, index, lane)};")
+        lines.append(
+            f"    coda::StreamStep<{plan.operands[index].dtype.cpp}, kWidth, kChunk> {_stream_name(plan, index, lane)};"
+        )
     lines += ["    template <int kRows, class Reader> CUTLASS_DEVICE void fetch(Reader const& reader, int first) {"]
     offset = 0
     for _, index, lane in tiles:
@@ -370,23 +377,25 @@ def _step(plan: Plan) -> list[str]:
         arguments.append(value)
     lines = [
         "  template <class S, class In>",
-        "  CUTLASS_DEVICE static void step(S const& s, Launch const& p, Uniform const& u, Row const& row0, Row const& row1,",
+        "  CUTLASS_DEVICE static void step(S const& s, Launch const& p, Uniform const& u, Row const& row0, "
+        "Row const& row1,",
         "                                  In const& in, Totals& totals, int band, int lane) {",
         *(f"    {_kept(s)} {result_name(k, i)}[2 * S::kGroups];" for k, s in enumerate(plan.stores) if s.kind != "row"
           for i in range(len(s.values))),
         "    CUTLASS_PRAGMA_UNROLL",
         "    for (int j = 0; j < S::kGroups; ++j) {",
         "      int const n = s.at.column + 8 * j + 2 * s.at.q;",
-        "      Columns const c = columns(p.operands, u, n, s.at.columns);",
+        "      Columns const c = columns[4 * j];",
         "      CUTLASS_PRAGMA_UNROLL",
         "      for (int rr = 0; rr < 2; ++rr) {",
-        f"        Result const result = element(u, rr ? row1 : row0, c, s.at.row + 8 * rr, n, {', '.join(arguments)});",
+        f"        Result const result = element(u, rows[rr], c, s.at.row + 8 * rr, n, {', '.join(arguments)});",
     ]  # fmt: skip
     for k, store in enumerate(plan.stores):
         for i in range(len(store.values)):
             name = result_name(k, i)
             if store.kind == "row":
-                lines.append(f"        coda::accumulate_row<{_combiner(store)}>(totals.store{k}[rr], result.{name}, n, s.at.columns);")
+                call = f"coda::accumulate_row<{_combiner(store)}>"
+                lines.append(f"        {call}(totals.store{k}[rr], result.{name}, n, s.at.columns);")
             else:
                 lines.append(f"        {name}[2 * j + rr] = result.{name};")
     lines += ["      }", "    }"]
@@ -404,7 +413,8 @@ def _sink(k: int, store: Store) -> list[str]:
     if store.kind == "row":
         return []
     if store.kind == "column":
-        return [f"coda::store_column_partials<{_combiner(store)}, 8 * S::kGroups>(p.outputs[{k}], {names[0]}, s.at, band, lane);"]
+        call = f"coda::store_column_partials<{_combiner(store)}, 8 * S::kGroups>"
+        return [f"{call}(p.outputs[{k}], {names[0]}, s.at, band, lane);"]
     if store.dtype.bits == 16 and store.lanes is Lanes.INNER:
         return [f"coda::store16_interleaved<8 * S::kGroups>(p.outputs[{k}], {names[0]}, {names[1]}, s.at);"]
     sink = "store16" if store.dtype.bits == 16 else "store32"
@@ -412,12 +422,15 @@ def _sink(k: int, store: Store) -> list[str]:
 
 
 def _store_rows(plan: Plan) -> list[str]:
-    lines = ["  CUTLASS_DEVICE static void store_rows(Launch const& p, Totals const& totals, int row, coda::Position const& x) {"]
+    lines = [
+        "  CUTLASS_DEVICE static void store_rows(Launch const& p, Totals const& totals, int row, "
+        "coda::Position const& x) {"
+    ]
     for k, store in _row_stores(plan):
         for rr in range(2):
-            lines.append(
-                f"    coda::store_row_partial<{_combiner(store)}>(p.outputs[{k}], totals.store{k}[{rr}], row + {8 * rr}, p.m, x.tile_n, x.q);"
-            )
+            call = f"coda::store_row_partial<{_combiner(store)}>"
+            place = f"row + {8 * rr}, p.m, x.tile_n, x.q"
+            lines.append(f"    {call}(p.outputs[{k}], totals.store{k}[{rr}], {place});")
     return [*lines, "  }"]
 
 
@@ -428,14 +441,21 @@ def _finish_kernel(plan: Plan, finishing: Finishing) -> str:
     scope, count = Scope(), len(finishing.partials)
     signature = f"coda::Finish<{count + len(finishing.operands)}, {len(finishing.results)}>"
     lines = [
-        f'extern "C" __global__ void __launch_bounds__(512) {plan.name}_finish_{finishing.kind}(__grid_constant__ {signature} const p) {{',
+        f'extern "C" __global__ void __launch_bounds__(512) {plan.name}_finish_{finishing.kind}'
+        f"(__grid_constant__ {signature} const p) {{",
         "  int const i = blockIdx.x * coda::kFinishWidth + threadIdx.x;",
     ]
-    reductions = [n for n in walk([v for v, _, _ in finishing.results], lambda n: n.op.startswith("reduce_")) if n.op.startswith("reduce_")]
+    reductions = [
+        n
+        for n in walk([v for v, _, _ in finishing.results], lambda n: n.op.startswith("reduce_"))
+        if n.op.startswith("reduce_")
+    ]
     for k, (index, node) in enumerate(zip(finishing.partials, reductions, strict=True)):
         store = plan.stores[index]
         name = scope.names[node] = f"total{k}"
-        lines.append(f"  float {name} = coda::combine_partials<{_combiner(store)}>(p.operands[{k}], p.length, p.count, i);")
+        lines.append(
+            f"  float {name} = coda::combine_partials<{_combiner(store)}>(p.operands[{k}], p.length, p.count, i);"
+        )
         if REDUCTIONS[store.reduction or "sum"].is_mean:
             lines.append(f"  {name} = {name} / float(p.extent);")
     lines.append("  if (threadIdx.y != 0 || i >= p.length) return;")

@@ -46,7 +46,9 @@ class _Lowering:
         if not dots:
             raise _fail("the program has no product '@', so there is no GEMM to fuse into")
         if any(d in topological(other.args) for d in dots for other in dots if d is not other):
-            raise _fail("one product feeds another: this is a block program, which is lowered in a later release", dots[-1])
+            raise _fail(
+                "one product feeds another: this is a block program, which is lowered in a later release", dots[-1]
+            )
         first = dots[0]
         if len(dots) > 2 or any(d.args[0] is not first.args[0] for d in dots):
             raise _fail(
@@ -67,13 +69,18 @@ class _Lowering:
         elif lanes:
             (self.lane_axis, *more) = lanes
             if more or self.lane_axis.static != 2:
-                raise _fail(f"the columns of a product have lanes over one axis of size 2, not over '{lanes[-1]}'", first)
+                raise _fail(
+                    f"the columns of a product have lanes over one axis of size 2, not over '{lanes[-1]}'", first
+                )
             self.b_lanes = self._lane_order(columns, first)
             self.columns = tuple(a for a in columns if a != self.lane_axis)
             self.products = tuple(n for n in nodes if n.op == "slice" and n.args[0] is first)
             missing = {0, 1} - {n.attr("index") for n in self.products}
             if missing:
-                raise _fail(f"lane {min(missing)} of axis '{self.lane_axis}' is never used, half of the product is wasted", first)
+                raise _fail(
+                    f"lane {min(missing)} of axis '{self.lane_axis}' is never used, half of the product is wasted",
+                    first,
+                )
             self.products = tuple(sorted(self.products, key=lambda n: n.attr("index")))
         else:
             self.lane_axis = next((a for a in axes if a.static == 2), None)
@@ -86,8 +93,8 @@ class _Lowering:
         if transposed:
             if node.op == "input":
                 raise _fail(
-                    f"the {side} operand '{node.attr('name')}' of '@' is stored [K, N]; this release takes K-major weights",
-                    node, "store the weight as [N, K] and write w.T",
+                    f"the {side} operand '{node.attr('name')}' of '@' is stored [K, N]; "
+                    "this release takes K-major weights", node, "store the weight as [N, K] and write w.T",
                 )  # fmt: skip
             if node.op != "transpose":
                 raise _fail(f"the {side} operand of '@' is computed; a kernel reads it from memory", node)
@@ -105,12 +112,14 @@ class _Lowering:
         return self.program.param(node.attr("name"))
 
     def _lane_order(self, dim: Dim, node: Node) -> Lanes:
-        position = dim.index(self.lane_axis)  # type: ignore[arg-type]
+        position = dim.index(self.lane_axis)
         if position == 0:
             return Lanes.OUTER
         if position == len(dim) - 1:
             return Lanes.INNER
-        raise _fail(f"axis '{self.lane_axis}' must be first or last in its group ({' '.join(a.name for a in dim)})", node)
+        raise _fail(
+            f"axis '{self.lane_axis}' must be first or last in its group ({' '.join(a.name for a in dim)})", node
+        )
 
     # ---- where values vary ----
 
@@ -143,9 +152,9 @@ class _Lowering:
                 if bare != dim:
                     lanes = self._lane_order(dim, node)  # type: ignore[arg-type]
             else:
+                own, rows, columns = (" ".join(a.name for a in d) for d in (dim, self.rows, self.columns))
                 raise _fail(
-                    f"'{name}' has dim ({' '.join(a.name for a in dim)}), which is neither the rows "
-                    f"({' '.join(a.name for a in self.rows)}) nor the columns ({' '.join(a.name for a in self.columns)}) "
+                    f"'{name}' has dim ({own}), which is neither the rows ({rows}) nor the columns ({columns}) "
                     "of the product", node, "this release reads whole rows and columns; parts of a group come later",
                 )  # fmt: skip
         return row_dim, column_dim, lanes
@@ -206,7 +215,9 @@ class _Lowering:
         finished: dict[str, list[tuple[Output, Node]]] = {"row": [], "column": []}
         for output in self.program.outputs:
             if output.into:
-                raise _fail(f"'{output.name}' accumulates into an inout parameter, which comes in a later release", output.value)
+                raise _fail(
+                    f"'{output.name}' accumulates into an inout parameter, which comes in a later release", output.value
+                )
             if output.is_partial:
                 stores.append(self._partial_store(output.value.args[0], output))
             elif reductions := self._reductions(output.value):
@@ -217,8 +228,8 @@ class _Lowering:
         finishings = tuple(self._finishing(kind, results, stores) for kind, results in finished.items() if results)
         return Plan(
             name=self.program.name, program=self.program, args=_args(self.original), a=self.a.name,
-            b=tuple(p.name for p in self.b), lanes=self.lanes, b_lanes=self.b_lanes, rows=self.rows, columns=self.columns,
-            contraction=self.contraction, lane_axis=self.lane_axis,
+            b=tuple(p.name for p in self.b), lanes=self.lanes, b_lanes=self.b_lanes, rows=self.rows,
+            columns=self.columns, contraction=self.contraction, lane_axis=self.lane_axis,
             operands=self._operands([v for s in stores for v in s.values]), stores=tuple(stores), finishings=finishings,
         )  # fmt: skip
 
@@ -240,12 +251,14 @@ class _Lowering:
         return [n for n in topological([value]) if n.op.startswith("reduce_")]
 
     def _direction(self, reduction: Node) -> str:
-        """"row" for a reduction over all columns, "column" for one over all rows."""
+        """ "row" for a reduction over all columns, "column" for one over all rows."""
         axes = set(reduction.attr("axes"))
         rows, columns = {a.name for a in self.rows}, {a.name for a in self.columns}
         kind = reduction.op.removeprefix("reduce_")
         if kind not in REDUCTIONS:
-            raise _fail(f"'{kind}' over an axis is lowered in a later release", reduction, "sum, mean, max and min are lowered")
+            raise _fail(
+                f"'{kind}' over an axis is lowered in a later release", reduction, "sum, mean, max and min are lowered"
+            )
         if axes == columns and self.space(reduction) in (Space.ROW, Space.UNIFORM):
             return "row"
         if axes == rows and self.space(reduction) in (Space.COLUMN, Space.UNIFORM):
@@ -259,7 +272,9 @@ class _Lowering:
         direction = self._direction(reduction)
         kind = reduction.op.removeprefix("reduce_")
         if output is not None and REDUCTIONS[kind].is_mean:
-            raise _fail("a mean has no partial: it is divided when it is finished", reduction, "return partial(sum(...))")
+            raise _fail(
+                "a mean has no partial: it is divided when it is finished", reduction, "return partial(sum(...))"
+            )
         name = output.name if output else None
         return Store(direction, reduction.args, F32, name, reduction=kind, finished=output is None)
 
@@ -270,8 +285,8 @@ class _Lowering:
         direction = directions.pop()
         if self.space(output.value).value != direction:
             raise _fail(
-                f"output '{output.name}' uses a finished reduction over whole rows in every element; that needs a second "
-                "kernel over the rows, which comes in a later release", output.value,
+                f"output '{output.name}' uses a finished reduction over whole rows in every element; that needs a "
+                "second kernel over the rows, which comes in a later release", output.value,
                 "return the reduction, and apply it in the epilogue of the next product",
             )  # fmt: skip
         return direction
@@ -329,7 +344,16 @@ def leaves_above(value: Node, stop: set[Node]) -> list[Node]:
 
 def _args(program: Program) -> tuple[Arg, ...]:
     args = [
-        Arg(p.name, p.type.dtype, tuple(map(dim_size, p.type.dims)), _dim_names(p.type.dims), False, p.optional, p.default, p.inout)
+        Arg(
+            p.name,
+            p.type.dtype,
+            tuple(map(dim_size, p.type.dims)),
+            _dim_names(p.type.dims),
+            False,
+            p.optional,
+            p.default,
+            p.inout,
+        )
         for p in program.params
     ]
     args += [

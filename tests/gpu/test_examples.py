@@ -14,8 +14,8 @@ from coda.runtime.inputs import poisoned_outputs, random_inputs
 from coda.target import TILES
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-NAMES = ("linear", "linear_bias_gelu", "residual_stats", "residual_stats_aux", "residual_rstd", "bias_gradient", "swiglu",
-         "swiglu_preact")  # fmt: skip
+NAMES = ("linear", "linear_bias_gelu", "residual_stats", "residual_stats_aux", "residual_rstd", "bias_gradient",
+         "swiglu", "swiglu_preact")  # fmt: skip
 TILE_NAMES = tuple(t.name for t in TILES)
 RAGGED = ((1, 8, 8), (7, 16, 64), (128, 128, 64), (129, 264, 72), (300, 136, 200), (257, 520, 1032), (2049, 384, 128))
 LLAMA = ((8192, 4096, 4096), (8192, 4096, 14336), (8192, 28672, 4096), (8192, 6144, 4096))
