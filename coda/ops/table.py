@@ -62,7 +62,12 @@ def build(op: str, *args: Node, span: Span | None = None, **attrs: Any) -> Node:
     record = OPS[op]
     if record.arity is not None and len(args) != record.arity:
         raise OpError(f"'{op}' takes {record.arity} operand{'s' * (record.arity != 1)}, got {len(args)}")
-    return intern(op, args, attrs, record.infer([a.type for a in args], attrs), span)
+    result = record.infer([a.type for a in args], attrs)
+    if len(result.names) != len(result.axes):
+        names = [a.name for a in result.axes]
+        twice = next(n for n in names if names.count(n) > 1)
+        raise OpError(f"the result would have axis '{twice}' twice", "rename it in one of the operands")
+    return intern(op, args, attrs, result, span)
 
 
 def rebuild(node: Node, args: Sequence[Node]) -> Node:
