@@ -55,7 +55,7 @@ MISTAKES = (
     Mistake(
         "expected '{{', got {token}",
         "the statements of a program stand in braces: program name(...) { ... }",
-        tuple(f"program p() {t}" for t in ("return", "\n return", "x", "dim", ":", "=")),
+        tuple(f"program p(x: f32) {t}" for t in ("return", "\n return", "x", "dim", ":", "=")),
     ),
     Mistake(
         "'}}' is missing before {token}",
