@@ -144,7 +144,6 @@ inline int bind_operand(Frame const& f, Operand const& spec, coda::Operand& o) {
   o.data = v.data;
   o.row = v.pitch(spec.row_dim);
   lane_strides(spec.lanes, v.pitch(spec.column_dim), f.columns, &o.column, &o.lane);
-  o.vector = o.column == 1 && o.row % 2 == 0 && o.lane % 2 == 0 && v.address() % uint64_t(2 * v.itemsize()) == 0;
   return CODA_OK;
 }
 
@@ -175,7 +174,7 @@ inline coda::Output partial_output(void* at, Store const& spec, int64_t length) 
 
 inline coda::Operand partial_operand(void* at, StoreKind kind, int64_t length) {
   bool of_rows = kind == StoreKind::kRow;
-  return {at, of_rows ? 1 : length, of_rows ? length : 1, 0, 0.0f, 0};
+  return {at, of_rows ? 1 : length, of_rows ? length : 1, 0, 0.0f};
 }
 
 }  // namespace coda::host

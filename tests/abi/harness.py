@@ -113,7 +113,6 @@ class Operand(ctypes.Structure):
         ("column", ctypes.c_int64),
         ("lane", ctypes.c_int64),
         ("value", ctypes.c_float),
-        ("vector", ctypes.c_int32),
     )
 
 

@@ -93,7 +93,7 @@ def test_operands_of_every_kind() -> None:
     scale = torch.tensor(3.5)
     assert record.run([x, w, bias, r, scale, y], [0, 0, 0, 0, -1, 0]) == 0, record.error
     b, row, s = record.parameters(launch_type(0, 3, 1)).operands
-    assert (b.data, b.row, b.column, b.vector) == (bias.data_ptr(), 0, 1, 1)
+    assert (b.data, b.row, b.column) == (bias.data_ptr(), 0, 1)
     assert (row.data, row.row, row.column) == (r.data_ptr(), 1, 0)
     assert (s.data or 0, s.value) == (0, 3.5)
 
