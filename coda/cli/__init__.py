@@ -43,10 +43,12 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for command in COMMANDS:
         name = command.__name__.rsplit(".", 1)[1]
-        summary = (command.__doc__ or "").split("\n")[0].split(": ", 1)[1]
-        description = (command.__doc__ or "").split(": ", 1)[1]
+        text = (command.__doc__ or "").split(": ", 1)[1]  # a command's help is the docstring of its file
         subparser = commands.add_parser(
-            name, help=summary, description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+            name,
+            help=text.splitlines()[0].rstrip("."),
+            description=text[0].upper() + text[1:],
+            formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         command.add(subparser)
         subparser.set_defaults(run=command.run)

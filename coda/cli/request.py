@@ -1,22 +1,6 @@
 """Which program, at which sizes, for which target: from a ``.coda`` file and options, or from a ``.toml`` config.
 
-A config is what one would otherwise type each time; options on the command line override it:
-
-    program = "residual_stats.coda"   # relative to this file
-    name = "residual_stats"           # needed when the file has several programs
-
-    [dims]
-    M = 8192
-    N = 4096
-    K = 4096
-
-    [consts]                          # values of const parameters
-    [dtypes]                          # dtypes of parameters, where they differ from the source
-    x = "f16"
-
-    [target]
-    arch = "sm_90a"
-    tile = "128x192"
+The keys of a config are those of ``_CONFIG``; ``coda lower --help`` shows one. Options on the command line override it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""coda version: the version of coda."""
+"""coda version: print the version of coda."""
 
 from __future__ import annotations
 
