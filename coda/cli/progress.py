@@ -22,7 +22,7 @@ def progress(what: str) -> Iterator[Callable[[str], None]]:
         print(f"{clear}{message}", file=sys.stderr, flush=True)
 
     def count() -> None:
-        while not done.wait(0.5):
+        while not done.wait(1.0):
             print(f"{clear}{what} ... {time.monotonic() - start:.0f} s", end="", file=sys.stderr, flush=True)
 
     counter = threading.Thread(target=count, daemon=True)
