@@ -9,9 +9,9 @@ from __future__ import annotations
 import random
 import statistics
 import time
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 Call = Callable[[], object]
 Key = TypeVar("Key", bound=Hashable)
@@ -21,9 +21,9 @@ MIN_ROUNDS = 5  # fewer make a median of ratios meaningless
 
 
 class Timer(Protocol):
-    """Runs a call on the device and gives its time in milliseconds."""
+    """Runs calls on the device, one after the other without a pause, and gives the time of each in milliseconds."""
 
-    def __call__(self, call: Call) -> float: ...
+    def __call__(self, calls: Sequence[Call]) -> list[float]: ...
 
 
 @dataclass(frozen=True)
@@ -43,15 +43,14 @@ def interleave(
     least). ``baseline`` names one of the candidates."""
     order = list(candidates) + [baseline] * (BASELINE_LAPS - 1)
     shuffle = random.Random(seed).shuffle
-    for call in candidates.values():  # warm together: the first round must not be special
-        timer(call)
+    timer(list(candidates.values()))  # warm together: the first round must not be special
     times: list[dict[Key, float]] = []
     end = time.monotonic() + seconds
     while len(times) < rounds and (len(times) < MIN_ROUNDS or time.monotonic() < end):
         shuffle(order)
         seen: dict[Key, list[float]] = {name: [] for name in candidates}
-        for name in order:
-            seen[name].append(timer(candidates[name]))
+        for name, milliseconds in zip(order, timer([candidates[name] for name in order]), strict=True):
+            seen[name].append(milliseconds)
         times.append({name: statistics.mean(laps) for name, laps in seen.items()})
     return {name: summarize([t[name] for t in times], [t[baseline] for t in times]) for name in candidates}
 
@@ -66,10 +65,11 @@ def summarize(times: list[float], baseline: list[float]) -> Measurement:
 
 
 class CudaTimer:
-    """Times with CUDA events. The device is kept busy while the host queues the calls, so host time does not show;
-    of ``repeats`` calls the first is left out, for it meets the caches and clocks of whatever ran before."""
+    """Times with CUDA events, under the sustained load of training: a whole round is queued ahead of the device, so
+    neither host time nor idle moments (in which the clock recovers) show. Of ``repeats`` calls of a candidate the
+    first is left out, for it meets the caches and clocks of whatever ran before."""
 
-    QUEUE_AHEAD_CYCLES = 1_000_000  # about half a millisecond
+    QUEUE_AHEAD_CYCLES = 2_000_000  # about a millisecond: the host's head start
 
     def __init__(self, repeats: int = 3):
         import torch
@@ -77,14 +77,15 @@ class CudaTimer:
         self.cuda = torch.cuda
         self.repeats = repeats
 
-    def __call__(self, call: Call) -> float:
+    def __call__(self, calls: Sequence[Call]) -> list[float]:
         self.cuda._sleep(self.QUEUE_AHEAD_CYCLES)
-        spans = []
-        for _ in range(self.repeats):
-            start, stop = self.cuda.Event(enable_timing=True), self.cuda.Event(enable_timing=True)
-            start.record()
-            call()
-            stop.record()
-            spans.append((start, stop))
+        spans = [[self._span(call) for _ in range(self.repeats)] for call in calls]
         self.cuda.synchronize()
-        return statistics.mean(start.elapsed_time(stop) for start, stop in spans[1:])
+        return [statistics.mean(start.elapsed_time(stop) for start, stop in laps[1:]) for laps in spans]
+
+    def _span(self, call: Call) -> tuple[Any, Any]:
+        start, stop = self.cuda.Event(enable_timing=True), self.cuda.Event(enable_timing=True)
+        start.record()
+        call()
+        stop.record()
+        return start, stop

@@ -21,7 +21,7 @@ namespace coda {
 
 // A thread's place in the output tile. `column` is the first column of the tile in its lane.
 struct Position {
-  int row, column, q, lane, band, tile_n;
+  int row, column, q, lane, band, tile_n, tiles_n;
 };
 
 // What a visitor's generated step is given: kWidth columns of one lane starting at `column`.
@@ -64,6 +64,9 @@ struct Epilogue {
   static constexpr bool kHasTiles = Visitor::kBytesPerElement > 0;
   static constexpr int kStageBytes = kSlabRows * kChunk * Visitor::kBytesPerElement;
   static constexpr int kStages = Config::kOperandStages;
+  static constexpr int kThreads = kSlabRows * 2;  // of the consumers of one tile
+  using Columns = typename Visitor::Columns;
+  static constexpr bool kHasColumns = !cute::is_empty_v<Columns>;
   static_assert(kColumns % 32 == 0 || kColumns % 32 == 16, "steps are 32 columns, the last one may be 16");
 
   // What GemmUniversal asks of a collective epilogue.
@@ -78,8 +81,10 @@ struct Epilogue {
   using PipelineStorage = typename LoadPipeline::SharedStorage;
   // 1024: the 128-byte swizzle repeats every 8 rows, and the mainloop's stages follow.
   struct alignas(1024) TensorStorage {
-    uint8_t chunks[kHasTiles ? kStages * kStageBytes : 1024];
+    uint8_t chunks[kHasTiles ? kStages * kStageBytes : 16];
+    Columns columns[kHasColumns ? kColumns / 2 : 1];
   };
+  static_assert(sizeof(TensorStorage) <= Config::epilogue_bytes(kStages));
   struct SharedStorage {
     TensorStorage tensors;
     PipelineStorage pipeline;
@@ -94,7 +99,7 @@ struct Epilogue {
   CUTLASS_DEVICE static void prefetch_tma_descriptors(Params const&) {}
 
   CUTLASS_DEVICE Epilogue(Params const& p, TensorStorage& s)
-      : p_(*p.launch), smem_(cute::cast_smem_ptr_to_uint(s.chunks)) {}
+      : p_(*p.launch), smem_(cute::cast_smem_ptr_to_uint(s.chunks)), columns_(s.columns) {}
   CUTLASS_DEVICE bool is_producer_load_needed() const { return kHasTiles && Visitor::needs_tiles(p_); }
 
   // The producer warp: one chunk a stage, all streams behind one barrier.
@@ -132,22 +137,26 @@ struct Epilogue {
     float const* acc = &accumulators(0);
     int const warp = thread >> 5, lane = thread & 31;
     Position const x{int(cute::get<0>(coord)) * kTileM + warp * 16 + (lane >> 2), int(cute::get<1>(coord)) * kColumns,
-                     lane & 3, lane, int(cute::get<0>(coord)) * (kTileM / 16) + warp, int(cute::get<1>(coord))};
+                     lane & 3, lane, int(cute::get<0>(coord)) * (kTileM / 16) + warp, int(cute::get<1>(coord)),
+                     (p_.n + kTileN - 1) / kTileN};
     ChunkReader<LoadPipeline, kStageBytes> reader{
         cute::cast_smem_ptr_to_uint(pipe.producer_get_barrier(LoadPipelineState{})), smem_, state, thread};
     bool const tiles = kHasTiles && Visitor::needs_tiles(p_);
     auto const uniform = Visitor::uniform(p_.operands);
+    typename Visitor::Row rows[kSlabs][2];
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < 2 * kSlabs; ++i)
+      rows[i / 2][i % 2] = Visitor::row(p_.operands, uniform, x.row + i / 2 * kSlabRows + i % 2 * 8, p_.m);
+    stage_columns(uniform, x.column, thread);
     CUTLASS_PRAGMA_UNROLL
     for (int slab = 0; slab < kSlabs; ++slab) {
-      int const row = x.row + slab * kSlabRows;
-      auto const row0 = Visitor::row(p_.operands, uniform, row, p_.m), row1 = Visitor::row(p_.operands, uniform, row + 8, p_.m);
       typename Visitor::Totals totals;
       CUTLASS_PRAGMA_UNROLL
       for (int first = 0; first + 32 <= kColumns; first += 32)
-        step<32>(acc + slab * kTileN / 2, first, slab, x, row, uniform, row0, row1, reader, tiles, totals);
+        step<32>(acc + slab * kTileN / 2, first, slab, x, uniform, rows[slab], reader, tiles, totals);
       if constexpr (kColumns % 32 == 16)
-        step<16>(acc + slab * kTileN / 2, kColumns - 16, slab, x, row, uniform, row0, row1, reader, tiles, totals);
-      Visitor::store_rows(p_, totals, row, x);
+        step<16>(acc + slab * kTileN / 2, kColumns - 16, slab, x, uniform, rows[slab], reader, tiles, totals);
+      Visitor::store_rows(p_, totals, x.row + slab * kSlabRows, x);
     }
     return cute::make_tuple(state, store_state);
   }
@@ -159,10 +168,24 @@ struct Epilogue {
  private:
   Launch const& p_;
   uint32_t smem_;
+  Columns* columns_;
+
+  // Column values go through shared memory: each is loaded and computed once a tile, at any alignment, and read back
+  // without a branch. The barrier that lets the next tile overwrite them is the first one of that tile (cooperative)
+  // or the order of the two warp groups' epilogues (ping-pong).
+  template <class Uniform> CUTLASS_DEVICE void stage_columns(Uniform const& uniform, int column, int thread) const {
+    if constexpr (kHasColumns) {
+      auto const sync = [] { cutlass::arch::NamedBarrier::sync(kThreads, cutlass::arch::ReservedNamedBarriers::EpilogueBarrier); };
+      sync();
+      for (int pair = thread; pair < kColumns / 2; pair += kThreads)
+        columns_[pair] = Visitor::columns(p_.operands, uniform, column + 2 * pair, p_.n / kLanes);
+      sync();
+    }
+  }
 
   template <int kWidth, class Uniform, class Row, class Reader, class Totals>
-  CUTLASS_DEVICE void step(float const* acc, int first, int slab, Position const& x, int row, Uniform const& uniform,
-                           Row const& row0, Row const& row1, Reader& reader, bool tiles, Totals& totals) {
+  CUTLASS_DEVICE void step(float const* acc, int first, int slab, Position const& x, Uniform const& uniform,
+                           Row const (&rows)[2], Reader& reader, bool tiles, Totals& totals) {
     typename Visitor::template Fetched<kWidth, kChunk> fetched;
     if constexpr (kHasTiles) {
       if (tiles) {
@@ -171,8 +194,9 @@ struct Epilogue {
         if (first % kChunk + kWidth >= kChunk || first + kWidth >= kColumns) reader.release();
       }
     }
-    Step<kWidth, kLanes> const s{acc + first * kLanes / 2, {row, x.column + first, p_.m, p_.n / kLanes, x.q}, p_.swap_lanes != 0};
-    Visitor::step(s, p_, uniform, row0, row1, fetched, totals, x.band + slab * (kSlabRows / 16), x.lane);
+    StepPosition const at{x.row + slab * kSlabRows, x.column + first, p_.m, p_.n / kLanes, x.q};
+    Step<kWidth, kLanes> const s{acc + first * kLanes / 2, at, p_.swap_lanes != 0};
+    Visitor::step(s, p_, uniform, rows, columns_ + first / 2 + x.q, fetched, totals, x.band + slab * (kSlabRows / 16), x.lane);
   }
 
   template <class... S> CUTLASS_DEVICE uint32_t stage_bytes(Streams<S...>) const {

@@ -14,7 +14,6 @@ struct Operand {
   void const* data;
   int64_t row, column, lane;
   float value;
-  int32_t vector;  // 1: pairs of columns may be read as one word (unit stride, aligned base)
 };
 
 // Where a result goes. `vector` allows 16-byte stores: base, row stride and width are multiples of 16 bytes.

@@ -24,11 +24,6 @@ CODA_FN auto load_columns(Operand const& o, int column, int columns, int lane = 
   using T = decltype(load((D const*)nullptr));
   if (!o.data) return {T(o.value), T(o.value)};
   D const* p = static_cast<D const*>(o.data) + column * o.column + lane * o.lane;
-  if (o.vector && column + 1 < columns) {  // one word; alignment of the base was checked by the host
-    struct alignas(2 * sizeof(D)) Pair { D x, y; };
-    Pair pair = *reinterpret_cast<Pair const*>(p);
-    return {load(&pair.x), load(&pair.y)};
-  }
   return {column < columns ? load(p) : T(0), column + 1 < columns ? load(p + o.column) : T(0)};
 }
 

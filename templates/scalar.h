@@ -118,21 +118,27 @@ template <class T> CODA_FN Two<T> where(Two<bool> c, Two<T> a, Two<T> b) { retur
 template <class T> CODA_FN Two<T> where(Two<bool> c, Two<T> a, T b) { return {c.x ? a.x : b, c.y ? a.y : b}; }
 template <class T> CODA_FN Two<T> where(Two<bool> c, T a, Two<T> b) { return {c.x ? a : b.x, c.y ? a : b.y}; }
 
-// ---- transcendentals: hardware exponential and reciprocal (2 ulp), everything else as in the CUDA math library ----
-CODA_FN float exp(float a) {
+// ---- transcendentals: the hardware's exponential and reciprocal (2 ulp each, subnormals flushed), one instruction
+// each; everything else as in the CUDA math library ----
+CODA_FN float exp2(float a) {
 #if defined(__CUDA_ARCH__)
-  return __expf(a);
+  float d; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(d) : "f"(a)); return d;
 #else
-  return std::exp(a);
+  return std::exp2(a);
 #endif
 }
-CODA_FN float sigmoid(float a) {
+CODA_FN float reciprocal(float a) {
 #if defined(__CUDA_ARCH__)
-  return __fdividef(1.0f, 1.0f + __expf(-a));  // exp overflows to inf for a < -88: 1 / inf = 0
+  float d; asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(d) : "f"(a)); return d;
 #else
-  return 1.0f / (1.0f + std::exp(-a));
+  return 1.0f / a;
 #endif
 }
+constexpr float kLog2E = 1.4426950408889634f;
+CODA_FN float exp(float a) { return exp2(kLog2E * a); }
+// 1 / (1 + 2^b); 2^b overflows to infinity, whose reciprocal is 0.
+CODA_FN float logistic2(float b) { return reciprocal(1.0f + exp2(b)); }
+CODA_FN float sigmoid(float a) { return logistic2(-kLog2E * a); }
 CODA_FN float log(float a) { return ::logf(a); }
 CODA_FN float sqrt(float a) { return ::sqrtf(a); }
 CODA_FN float rsqrt(float a) {
@@ -156,8 +162,11 @@ CODA_LIFT_UNARY(erf)
 CODA_FN float relu(float a) { return max(a, 0.0f); }
 CODA_FN float silu(float a) { return a * sigmoid(a); }
 CODA_FN float gelu_erf(float a) { return 0.5f * a * (1.0f + erf(0.7071067811865476f * a)); }
-// 0.5 (1 + tanh(u)) = sigmoid(2u): one exponential and one reciprocal instead of tanh.
-CODA_FN float gelu_tanh(float a) { return a * sigmoid(1.5957691216057308f * (a + 0.044715f * a * a * a)); }
+// 0.5 (1 + tanh(u)) = sigmoid(2u), u = sqrt(2/pi) (a + 0.044715 a^3): one exponential and one reciprocal.
+CODA_FN float gelu_tanh(float a) {
+  constexpr float kLinear = -2.0f * 0.7978845608028654f * kLog2E, kCubic = kLinear * 0.044715f;
+  return a * logistic2(a * (kLinear + kCubic * (a * a)));
+}
 CODA_LIFT_UNARY(relu)
 CODA_LIFT_UNARY(silu)
 CODA_LIFT_UNARY(gelu_erf)

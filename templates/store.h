@@ -32,6 +32,11 @@ template <class T> CUTLASS_DEVICE T* element(Output const& o, int row, int colum
   return static_cast<T*>(o.data) + row * o.row + column * o.column + lane * o.lane;
 }
 
+// The same where columns are adjacent (`vector`): no 64-bit multiplication for the column.
+template <class T> CUTLASS_DEVICE T* adjacent(Output const& o, int row, int column, int lane) {
+  return static_cast<T*>(o.data) + (row * o.row + lane * o.lane) + column;
+}
+
 // One element at a time: any strides, any width.
 template <int kColumns>
 CUTLASS_DEVICE void store16_scattered(Output const& o, int lane, uint32_t const (&words)[kColumns / 4], StepPosition const& at) {
@@ -55,7 +60,7 @@ CUTLASS_DEVICE void store16(Output const& o, int lane, uint32_t const (&words)[k
       transpose4(r, at.q);
       int const row = at.row + 8 * rr, column = at.column + 8 * at.q;
       if (row < at.rows && column < at.columns)
-        *reinterpret_cast<uint4*>(element<uint16_t>(o, row, column, lane)) = make_uint4(r[0], r[1], r[2], r[3]);
+        *reinterpret_cast<uint4*>(adjacent<uint16_t>(o, row, column, lane)) = make_uint4(r[0], r[1], r[2], r[3]);
     }
   } else {  // 16 rows x 32 bytes
     static_assert(kColumns == 16);
@@ -63,7 +68,7 @@ CUTLASS_DEVICE void store16(Output const& o, int lane, uint32_t const (&words)[k
     transpose4(r, at.q);
     int const row = at.row + 8 * (at.q >> 1), column = at.column + 8 * (at.q & 1);
     if (row < at.rows && column < at.columns)
-      *reinterpret_cast<uint4*>(element<uint16_t>(o, row, column, lane)) = make_uint4(r[0], r[1], r[2], r[3]);
+      *reinterpret_cast<uint4*>(adjacent<uint16_t>(o, row, column, lane)) = make_uint4(r[0], r[1], r[2], r[3]);
   }
 }
 
@@ -79,7 +84,7 @@ CUTLASS_DEVICE void store16_interleaved(Output const& o, uint32_t const (&first)
   for (int i = 0; i < kColumns / 4; ++i) {
     int const row = at.row + 8 * (i & 1), column = at.column + 8 * (i >> 1) + 2 * at.q;
     uint2 const v = make_uint2(__byte_perm(first[i], second[i], 0x5410), __byte_perm(first[i], second[i], 0x7632));
-    if (row < at.rows && column < at.columns) *reinterpret_cast<uint2*>(element<uint16_t>(o, row, column, 0)) = v;
+    if (row < at.rows && column < at.columns) *reinterpret_cast<uint2*>(adjacent<uint16_t>(o, row, 2 * column, 0)) = v;
   }
 }
 
@@ -91,7 +96,8 @@ CUTLASS_DEVICE void store32(Output const& o, int lane, Two<float> const (&values
     int const row = at.row + 8 * (i & 1), column = at.column + 8 * (i >> 1) + 2 * at.q;
     if (row >= at.rows) continue;
     if (o.vector) {
-      if (column < at.columns) *reinterpret_cast<float2*>(element<float>(o, row, column, lane)) = make_float2(values[i].x, values[i].y);
+      if (column < at.columns)
+        *reinterpret_cast<float2*>(adjacent<float>(o, row, column, lane)) = make_float2(values[i].x, values[i].y);
     } else {
       if (column < at.columns) *element<float>(o, row, column, lane) = values[i].x;
       if (column + 1 < at.columns) *element<float>(o, row, column + 1, lane) = values[i].y;
@@ -119,13 +125,15 @@ template <class R> CUTLASS_DEVICE void accumulate_row(float& total, Two<float> v
   total = R::combine(total, column + 1 < columns ? v.y : R::kIdentity);
 }
 // Across the quad that shares a row; the partial of tile column `tile` goes to element (tile, row).
-template <class R> CUTLASS_DEVICE void store_row_partial(Output const& o, float total, int row, int rows, int tile, int q) {
+template <class R>
+CUTLASS_DEVICE void store_row_partial(Output const& o, float total, int row, int rows, int tile, int tiles, int q) {
   total = R::combine(total, __shfl_xor_sync(~0u, total, 1));
   total = R::combine(total, __shfl_xor_sync(~0u, total, 2));
-  if (q == 0 && row < rows) *element<float>(o, row, tile, 0) = total;
+  if (q == 0 && row < rows && tile < tiles) *element<float>(o, row, tile, 0) = total;
 }
 // Over the 16 rows of a warp's band: halve the columns a lane holds while halving the rows it has yet to add, so a
-// step of 32 columns takes 7 shuffles. The partial of band `band` goes to element (band, column).
+// step of 32 columns takes 7 shuffles. The partial of band `band` goes to element (band, column); a band beyond the
+// last row, which a cluster may cover, stores nothing.
 template <class R, int kColumns>
 CUTLASS_DEVICE void store_column_partials(Output const& o, Two<float> const (&values)[kColumns / 4],
                                           StepPosition const& at, int band, int lane_id) {
@@ -156,7 +164,8 @@ CUTLASS_DEVICE void store_column_partials(Output const& o, Two<float> const (&va
   }
   // 16 columns leave two lanes with the same sum; the lower one stores.
   int const column = at.column + 8 * (kept >> 1) + 2 * at.q + (kept & 1);
-  if (column < at.columns && (kGroups == 4 || !(r & 1))) *element<float>(o, band, column, 0) = v[0];
+  bool const stores = 16 * band < at.rows && column < at.columns && (kGroups == 4 || !(r & 1));
+  if (stores) *element<float>(o, band, column, 0) = v[0];
 }
 
 }  // namespace coda

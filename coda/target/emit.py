@@ -377,9 +377,8 @@ def _step(plan: Plan) -> list[str]:
         arguments.append(value)
     lines = [
         "  template <class S, class In>",
-        "  CUTLASS_DEVICE static void step(S const& s, Launch const& p, Uniform const& u, Row const& row0, "
-        "Row const& row1,",
-        "                                  In const& in, Totals& totals, int band, int lane) {",
+        "  CUTLASS_DEVICE static void step(S const& s, Launch const& p, Uniform const& u, Row const (&rows)[2],",
+        "                                  Columns const* columns, In const& in, Totals& totals, int band, int lane) {",
         *(f"    {_kept(s)} {result_name(k, i)}[2 * S::kGroups];" for k, s in enumerate(plan.stores) if s.kind != "row"
           for i in range(len(s.values))),
         "    CUTLASS_PRAGMA_UNROLL",
@@ -429,7 +428,7 @@ def _store_rows(plan: Plan) -> list[str]:
     for k, store in _row_stores(plan):
         for rr in range(2):
             call = f"coda::store_row_partial<{_combiner(store)}>"
-            place = f"row + {8 * rr}, p.m, x.tile_n, x.q"
+            place = f"row + {8 * rr}, p.m, x.tile_n, x.tiles_n, x.q"
             lines.append(f"    {call}(p.outputs[{k}], totals.store{k}[{rr}], {place});")
     return [*lines, "  }"]
 

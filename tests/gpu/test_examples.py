@@ -23,9 +23,17 @@ _compiled: dict[tuple[str, str], coda.CompiledProgram] = {}
 
 
 def compiled(name: str, tile: str) -> coda.CompiledProgram:
-    """The example at one tile; strict, so that a test cannot pass on a fallback."""
+    """The example at one tile; strict, so that a test cannot pass on a fallback. A variant that the build itself
+    rejects (it would spill inside the k-loop) is skipped, saying so."""
     if (name, tile) not in _compiled:
-        _compiled[name, tile] = coda.compile(EXAMPLES / f"{name}.coda", tile=tile, fallback="strict")
+        call = coda.compile(EXAMPLES / f"{name}.coda", tile=tile, fallback="strict")
+        try:
+            call.warmup("cuda")
+        except coda.CodaError as error:
+            if "spills registers inside its k-loop" not in str(error):
+                raise
+            pytest.skip(str(error))
+        _compiled[name, tile] = call
     return _compiled[name, tile]
 
 

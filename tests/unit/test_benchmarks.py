@@ -31,10 +31,10 @@ def test_rounds_time_every_candidate_and_stop_at_the_budget():
     cost = {"base": 1.0, "fused": 1.25}
     calls: list[str] = []
 
-    def timer(call):
-        name = call()
-        calls.append(name)
-        return cost[name]
+    def timer(queued):
+        names = [call() for call in queued]
+        calls.extend(names)
+        return [cost[name] for name in names]
 
     candidates = {name: (lambda name=name: name) for name in cost}
     measured = interleave(candidates, "base", timer, rounds=100, seconds=0)
