@@ -44,19 +44,28 @@ def load(source: Source | str, consts: Consts | None = None) -> Module:
     """Parse and check a source text. ``consts`` gives values to const parameters; a const size without one stays
     symbolic. Raises CodaError with all errors of the text."""
     source = Source(source) if isinstance(source, str) else source
+    try:
+        return _load(source, consts or {})
+    except RecursionError:
+        hint = "give the parts of long expressions names"
+        raise CodaError([Diagnostic("an expression is nested too deeply", hint=hint)], source) from None
+
+
+def _load(source: Source, consts: Consts) -> Module:
     definitions = parse_module(source)
     report, inlined = Report(source), set[str]()
     _check_definitions(definitions, report)
-    _check_consts(definitions, consts or {})
+    _check_consts(definitions, consts)
     own = {d.name.name: d for d in definitions if d.kind == "fn"}
     programs = {
-        d.name.name: ProgramChecker(d, report, library() | own, inlined, consts or {}).check()
+        d.name.name: ProgramChecker(d, report, library() | own, inlined, consts).check()
         for d in definitions
         if d.kind == "program"
     }
-    for name in own.keys() - inlined:
-        hint = "a fn is generic: it is checked with the arguments of each call"
-        report.warn(f"fn '{name}' is never called, so it is not checked", own[name].name.span, hint)
+    for name, function in own.items():
+        if name not in inlined:
+            hint = "a fn is generic: it is checked with the arguments of each call"
+            report.warn(f"fn '{name}' is never called, so it is not checked", function.name.span, hint)
     if errors := report.of("error"):
         raise CodaError(errors, source)
     return Module(programs, report.of("warning"), source)
