@@ -17,6 +17,7 @@ from pathlib import Path
 from coda.errors import CodaError
 
 CUTLASS_VERSION = "4.2.0"  # the templates are written against its collectives
+DEFAULT_CUDA = Path("/usr/local/cuda")
 NVCC_MINIMUM = (12, 8)  # cudaLibraryLoadData in the runtime library
 
 
@@ -63,7 +64,7 @@ def find_nvcc() -> Path:
     on_path = shutil.which("nvcc")
     candidates = [Path(home) / "bin/nvcc"] if home else []
     candidates += [Path(on_path)] if on_path else []
-    candidates += [Path("/usr/local/cuda/bin/nvcc"), *(root / "bin/nvcc" for root in _pypi_cuda())]
+    candidates += [DEFAULT_CUDA / "bin/nvcc", *(root / "bin/nvcc" for root in _pypi_cuda())]
     for path in candidates:
         if os.access(path, os.X_OK) and path.is_file():
             return path.resolve()

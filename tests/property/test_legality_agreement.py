@@ -63,7 +63,7 @@ def arguments(draw: Any, plan: Plan) -> list[View | None]:
 def test_same_answer_in_python_and_cxx(name: str) -> None:
     plan, record = harness.plan(name), harness.recorder(name)
 
-    @settings(max_examples=300, deadline=None, database=None)
+    @settings(max_examples=150, deadline=None, database=None)
     @given(args=arguments(plan))
     def agree(args: list[View | None]) -> None:
         refused = record.run_views(args, "check")
