@@ -127,10 +127,10 @@ class ProgramChecker:
         if p.qualifier != "const":
             hint = f"write const {p.name.name}: ..."
             raise self.report.error("a choice is known when the program is lowered", p.span, hint)
-        chosen: int | str = names[0]
-        if p.default is not None:
-            chosen = p.default.name if isinstance(p.default, syntax.Name) else "?"
-        chosen = self.consts.get(p.name.name, chosen)
+        if p.default is not None and not isinstance(p.default, syntax.Name):
+            raise self.report.error("the default of a choice is one of its names", p.default.span)
+        default = names[0] if p.default is None else p.default.name
+        chosen = self.consts.get(p.name.name, default)
         if chosen not in names:
             hint = did_you_mean(str(chosen), names) or f"one of {', '.join(names)}"
             raise self.report.error(f"{chosen!r} is not a choice of const {p.name.name}", p.span, hint)
@@ -229,8 +229,9 @@ class ProgramChecker:
     def finish(self) -> None:
         for name in list(self.scope.unread):
             self.scope.warn_unread(name)
+        written = {s.target.name for s in self.definition.body if isinstance(s, syntax.Accumulate)}
         for p in self.params:
-            if p.inout and not any(o.into == p.name for o in self.outputs):
+            if p.inout and p.name not in written:
                 hint = f"write {p.name} += ..., or drop the inout"
                 self.report.error(f"inout '{p.name}' is never accumulated into", p.span, hint)
         if not self.outputs and not self.report.of("error"):
