@@ -1,7 +1,6 @@
 """An artifact in this process: the C functions of ``NAME.so`` called with torch tensors.
 
-A call turns tensors into DLTensor structs (pointers, sizes and strides only) and keeps none of them. Shapes and
-strides seen before are not converted again, so that a call costs a few microseconds.
+Metadata comes from ``coda_describe``; no compiler and, but for ``run`` and ``warmup``, no GPU is needed.
 """
 
 from __future__ import annotations
@@ -13,44 +12,19 @@ import threading
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from coda.dtypes import TABLE, torch_dtype
+from coda.dtypes import TABLE
 from coda.errors import CodaError
 from coda.ir import Program
-
-Value: TypeAlias = "Tensor | float | int | bool | None"
+from coda.runtime.dlpack import Frame, Value
 
 OK, REFUSED, CUDA_ERROR, WRONG_ARCH = range(4)
 FORMAT = 1  # of the description
 BAND = 16  # rows of a partial of a column reduction
-_CPU, _CUDA = 1, 2
-_REMEMBERED = 1024  # layouts kept converted
-
-
-class DLTensor(ctypes.Structure):
-    """As in dlpack.h, with the nested DLDevice and DLDataType written out."""
-
-    _fields_ = (
-        ("data", ctypes.c_void_p),
-        ("device_type", ctypes.c_int32),
-        ("device_id", ctypes.c_int32),
-        ("ndim", ctypes.c_int32),
-        ("code", ctypes.c_uint8),
-        ("bits", ctypes.c_uint8),
-        ("lanes", ctypes.c_uint16),
-        ("shape", ctypes.c_void_p),
-        ("strides", ctypes.c_void_p),
-        ("byte_offset", ctypes.c_uint64),
-    )
-
-
-_CODES = {torch_dtype(d): d.dlpack for d in TABLE.values() if hasattr(torch, d.torch)}
-_CODES |= {torch.float64: (2, 64), torch.uint8: (1, 8), torch.int16: (0, 16)}  # refused by name
-_UNKNOWN = (255, 0)
 
 
 class Artifact:
@@ -67,8 +41,6 @@ class Artifact:
         self._dtypes = [TABLE[a["dtype"]] for a in self._about["args"]]
         self._functions = _Functions(self._library, self.name)
         self._local = threading.local()
-        self._layouts: dict[tuple, Any] = {}
-        self._retired: dict[tuple, Any] = {}
 
     @cached_property
     def program(self) -> Program:
@@ -137,44 +109,16 @@ class Artifact:
             return (-(-formula(self._about["columns"], sizes) // self.variant(sizes)["columns"]), *shape)
         return (-(-formula(self._about["rows"], sizes) // BAND), *shape)
 
-    def _frame(self, args: Sequence[Value]) -> _Frame:
+    def _frame(self, args: Sequence[Value]) -> Frame:
         """The arguments as C structs, in memory of this thread that the next call reuses."""
         frame = getattr(self._local, "frame", None)
-        if frame is None or len(frame.tensors) < len(args):
-            frame = self._local.frame = _Frame(max(len(args), len(self._dtypes)))
-        for i, value in enumerate(args):
-            if value is None:
-                frame.pointers[i] = None
-                continue
-            if not isinstance(value, Tensor):
-                value = frame.scalar(i, value, self._dtypes[i] if i < len(self._dtypes) else TABLE["f32"])
-            self._fill(frame.tensors[i], value)
-            frame.pointers[i] = frame.addresses[i]
+        if frame is None:
+            frame = self._local.frame = Frame(len(self._dtypes))
+        if len(args) != len(self._dtypes):
+            names = ", ".join(a["name"] for a in self.args)
+            raise CodaError.of(f"'{self.name}' takes {len(self._dtypes)} arguments ({names}), got {len(args)}")
+        frame.fill(args, self._dtypes)
         return frame
-
-    def _fill(self, struct: DLTensor, x: Tensor) -> None:
-        shape, strides = x.shape, x.stride()
-        layout = self._layouts.get((shape, strides))
-        if layout is None:
-            layout = self._remember(shape, strides)
-        struct.data = x.data_ptr()
-        struct.ndim = len(shape)
-        struct.code, struct.bits = _CODES.get(x.dtype, _UNKNOWN)
-        struct.shape, struct.strides = layout[0], layout[1]
-        if x.is_cuda:
-            struct.device_type, struct.device_id = _CUDA, x.get_device()
-        else:
-            struct.device_type, struct.device_id = _CPU, 0
-
-    def _remember(self, shape: Sequence[int], strides: Sequence[int]) -> tuple[int, int, Any]:
-        """Addresses of the C arrays, and the arrays themselves to keep them alive."""
-        if len(self._layouts) >= _REMEMBERED:
-            self._retired, self._layouts = self._layouts, {}  # arrays of a call under way stay alive
-        arrays = (ctypes.c_int64 * (2 * len(shape) or 1))(*shape, *strides)
-        at = ctypes.addressof(arrays)
-        layout = (at, at + 8 * len(shape), arrays)
-        self._layouts[tuple(shape), tuple(strides)] = layout
-        return layout
 
     def _sentence(self) -> str:
         return self._functions.last_error().decode()
@@ -182,23 +126,6 @@ class Artifact:
     def _raise(self, status: int) -> None:
         text = self._sentence()
         raise RuntimeError(f"{self.name}: {text}") if status == CUDA_ERROR else CodaError.of(f"{self.name}: {text}")
-
-
-class _Frame:
-    """DLTensor structs and the array of pointers to them that a call takes."""
-
-    def __init__(self, count: int):
-        self.tensors = (DLTensor * count)()
-        self.pointers = (ctypes.c_void_p * count)()
-        self.addresses = [ctypes.addressof(t) for t in self.tensors]
-        self.scalars: list[Tensor | None] = [None] * count  # host numbers of the last call, never the caller's tensors
-        for tensor in self.tensors:
-            tensor.lanes = 1
-
-    def scalar(self, index: int, value: float, dtype: Any) -> Tensor:
-        tensor = torch.tensor(value, dtype=torch_dtype(dtype))
-        self.scalars[index] = tensor
-        return tensor
 
 
 class _Functions:

@@ -23,7 +23,8 @@ from coda.build.describe import Metadata
 from coda.build.host import header, host_source
 from coda.errors import CodaError
 from coda.frontend import load
-from coda.runtime.library import Artifact, DLTensor
+from coda.runtime.dlpack import DLTensor
+from coda.runtime.library import Artifact
 from coda.target import TILES, Plan, Tile, lower, variants
 from coda.target.requirements import View
 

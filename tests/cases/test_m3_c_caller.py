@@ -60,7 +60,7 @@ def test_header_compiles_as_c_and_cxx_after_a_real_dlpack(tmp_path: Path) -> Non
 
 
 def test_dltensor_has_the_layout_of_dlpack() -> None:
-    from coda.runtime.library import DLTensor
+    from coda.runtime.dlpack import DLTensor
 
     assert ctypes.sizeof(DLTensor) == 48
     offsets = {name: getattr(DLTensor, name).offset for name, _ in DLTensor._fields_}
