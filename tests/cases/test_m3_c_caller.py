@@ -9,8 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from coda.build.host import header
+from coda.frontend import load_path
+from coda.target import lower
 from tests.abi import harness
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
 CALLER = Path(__file__).parents[1] / "abi" / "caller.c"
 FUNCTIONS = ("run", "check", "workspace_bytes", "warmup")
 
@@ -66,3 +70,17 @@ def test_dltensor_has_the_layout_of_dlpack() -> None:
     offsets = {name: getattr(DLTensor, name).offset for name, _ in DLTensor._fields_}
     assert (offsets["data"], offsets["device_type"], offsets["ndim"], offsets["code"]) == (0, 8, 16, 20)
     assert (offsets["shape"], offsets["strides"], offsets["byte_offset"]) == (24, 32, 40)
+
+
+def test_example_compiles(tmp_path: Path) -> None:
+    plan = lower(load_path(EXAMPLES / "linear.coda").programs["linear"])
+    (tmp_path / "linear.h").write_text(header("linear", [plan]))
+    flags = [
+        "-std=c11",
+        "-Wall",
+        "-Werror",
+        "-fsyntax-only",
+        f"-I{tmp_path}",
+        f"-isystem{harness.tools().cuda_include}",
+    ]
+    harness.run([shutil.which("gcc") or pytest.skip("no C compiler"), *flags, EXAMPLES / "c" / "main.c"])
