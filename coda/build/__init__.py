@@ -95,6 +95,8 @@ def variants_of(plan: Plan, tiles: Sequence[Tile]) -> list[Variant]:
 
 def cached(plan: Plan, tiles: Sequence[Tile], arch: str, progress: Progress | None = None) -> Path:
     """The library in the cache, built if it is not there yet."""
+    if arch != DEFAULT_ARCH:
+        raise CodaError.of(f"there is no code for {arch}", f"this release builds for {DEFAULT_ARCH}")
     tools = toolchain.find()
     meta = Metadata(arch, tools.cutlass_version, tools.nvcc_version)
     files = sources(plan, variants_of(plan, tiles), meta)
