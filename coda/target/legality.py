@@ -9,13 +9,13 @@ row pitches; all index arithmetic beside them is 64-bit.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
 import sympy
 
-from coda.errors import OK, Ok, Reason
+from coda.errors import OK, CodaError, Ok, Reason
 from coda.ir import Size, dim_size
 from coda.target import plan as p
 from coda.target.requirements import MAX_RANK, Arg, Binding, Checks, Extent, Kind, Requirement, View, failure
@@ -86,6 +86,33 @@ def partial_outputs(plan: p.Plan) -> dict[str, p.Store]:
     return {s.arg: s for s in plan.stores if s.kind != "tile" and s.arg is not None and not s.finished}
 
 
+# {who} and {type} of the argument, {dim}, {extent}, {limit} (the value) and {why} are filled here; the rest when a
+# requirement is not met.
+_SENTENCES = {
+    Kind.PRESENT: "{who} is missing: {type} is not optional",
+    Kind.DTYPE: "{who} is {dtype}, the program declares {type}",
+    Kind.RANK: "{who} has {got} dims (shape {shape}), the program declares {type}",
+    Kind.DIVISIBLE: "{who} has shape {shape}: dim {dim} must be {extent}, not {got}",
+    Kind.SIZE: "{who} has shape {shape}: dim {dim} must be {want}{why}",
+    Kind.PARTIALS: "{who} has shape {shape}: dim {dim} must be {want}, one partial result for each {why}",
+    Kind.PRODUCT: "{extent} is {want} by the sizes of {why}, but {got} elsewhere",
+    Kind.AT_LEAST: "the contracted axis {extent} is empty: there is no product to compute",
+    Kind.AT_MOST: "{extent} = {got} is too large: a kernel counts up to {limit}",
+    Kind.MULTIPLE: "{extent} = {got} is not a multiple of {limit}, {why}",
+    Kind.ALIGNED: "{who} starts {got} bytes past a multiple of {limit}, {why}",
+    Kind.UNIT: "{who} has stride {got} along {why} (dim {dim}); TMA reads it with stride 1: pass a contiguous copy",
+    Kind.PITCH_BYTES: "{who} has rows {got} bytes apart; TMA needs a multiple of {limit}",
+    Kind.PITCH_MIN: "{who} has overlapping rows: {got} elements apart, {want} wide",
+    Kind.PITCH_MAX: "{who} has rows {got} bytes apart; TMA takes less than {limit}",
+    Kind.SAME_PITCH: "the rows of {who} are {got} elements apart, those of {why} {want}; "
+    "one tensor map over both weights needs equal row strides",
+    Kind.LANES: "{who} and {why} are {got} bytes apart; "
+    "one tensor map over both weights needs a nonzero multiple of 16 below {want}",
+    Kind.DISTINCT: "{who} has overlapping elements",
+    Kind.APART: "{who} shares memory with {why}",
+}
+
+
 @dataclass
 class _Derivation:
     plan: p.Plan
@@ -94,55 +121,53 @@ class _Derivation:
 
     def derive(self) -> Checks:
         plan = self.plan
+        self.index = {a.name: i for i, a in enumerate(plan.args)}
         self.partials = partial_outputs(plan)
         rows, columns, contraction = (self._extent(dim_size(d)) for d in (plan.rows, plan.columns, plan.contraction))
-        for index, arg in enumerate(plan.args):
-            self._signature(index, arg)
-        for index, arg in enumerate(plan.args):
-            self._shape(index, arg)
+        for arg in plan.args:
+            self._signature(arg)
+        for arg in plan.args:
+            self._shape(arg)
         self._products()
         self._sizes(rows, columns, contraction)
-        self._layouts(columns)
-        args = tuple(Arg(a.name, a.optional or a.default is not None, self._is_vector(a)) for a in plan.args)
+        self._tma_layouts()
+        self._outputs()
+        args = tuple(Arg(a.name, self._is_vector(a)) for a in plan.args)
         names = tuple(_text(v) for v in self.variables)
         return Checks(args, names, tuple(self.found), rows, columns, contraction)
 
-    def _need(self, kind: Kind, sentence: str, **fields: Any) -> None:
-        self.found.append(Requirement(kind, sentence, **fields))
+    def _need(self, kind: Kind, arg: p.Arg | None = None, why: str = "", **fields: Any) -> None:
+        need = Requirement(kind, _SENTENCES[kind], self.index[arg.name] if arg else 0, **fields)
+        words = {"dim": str(need.dim), "extent": need.extent.text, "limit": str(need.value), "why": why}
+        if arg is not None:
+            words |= {"who": _who(arg), "type": self._type(arg)}
+        text = need.sentence
+        for word, value in words.items():
+            text = text.replace("{" + word + "}", value)
+        self.found.append(replace(need, sentence=text))
 
     # -- presence, dtype, rank --
 
-    def _signature(self, index: int, arg: p.Arg) -> None:
-        who, rank = _who(arg), self._rank(arg)
+    def _signature(self, arg: p.Arg) -> None:
         if not arg.optional and arg.default is None:
-            self._need(Kind.PRESENT, f"{who} is missing: {self._type(arg)} is not optional", arg=index)
+            self._need(Kind.PRESENT, arg)
         code, bits = arg.dtype.dlpack
-        self._need(
-            Kind.DTYPE, f"{who} is {{dtype}}, the program declares {self._type(arg)}", arg=index, value=code << 8 | bits
-        )
-        self._need(
-            Kind.RANK,
-            f"{who} has {{got}} dims (shape {{shape}}), the program declares {self._type(arg)}",
-            arg=index,
-            value=rank,
-        )
+        self._need(Kind.DTYPE, arg, value=code << 8 | bits)
+        self._need(Kind.RANK, arg, value=self._rank(arg))
 
     def _rank(self, arg: p.Arg) -> int:
         rank = 2 if arg.name in self.partials else len(arg.dims)
         if rank > MAX_RANK:
-            raise ValueError(f"{arg.name}: more than {MAX_RANK} dims")
+            raise CodaError.of(f"'{arg.name}' has {rank} dims; a kernel takes up to {MAX_RANK}")
         return rank
 
     def _type(self, arg: p.Arg) -> str:
-        axes = arg.axes
-        if arg.name in self.partials:
-            length = axes[0] if axes else "1"
-            axes = ("partials", length)
+        axes = ("partials", *arg.axes) if arg.name in self.partials else arg.axes
         return f"{arg.dtype}[{', '.join(axes)}]"
 
     def _is_vector(self, arg: p.Arg) -> bool:
-        product = {self.plan.a, *self.plan.b}
-        plain = not arg.is_output and not arg.inout and arg.name not in product
+        """Whether one element may stand for all: the scale that is per tensor in one call, per row in the next."""
+        plain = not arg.is_output and not arg.inout and arg.name not in (self.plan.a, *self.plan.b)
         return plain and len(arg.dims) == 1 and arg.dtype.kind == "float"
 
     # -- sizes --
@@ -151,46 +176,31 @@ class _Derivation:
         """``coefficient * variable + offset``: whatever is left of the size is a variable of its own."""
         offset, rest = sympy.sympify(size).as_coeff_Add()
         coefficient, rest = rest.as_coeff_Mul()
-        if rest == 1:
-            return Extent(str(int(offset + coefficient)), 0, None, int(offset + coefficient))
-        if rest == 0:
-            return Extent(str(int(offset)), 0, None, int(offset))
+        if rest == 1 or rest == 0:
+            value = int(offset + coefficient * rest)
+            return Extent(str(value), 0, None, value)
         if not (offset.is_Integer and coefficient.is_Integer and coefficient > 0):
             rest, coefficient, offset = sympy.sympify(size), sympy.Integer(1), sympy.Integer(0)
         if rest not in self.variables:
             self.variables.append(rest)
         return Extent(_text(size), int(coefficient), self.variables.index(rest), int(offset))
 
-    def _shape(self, index: int, arg: p.Arg) -> None:
-        if arg.name in self.partials:
-            return self._partial_shape(index, arg)
-        for dim, size in enumerate(arg.dims):
-            extent = self._extent(size)
-            where = f"{_who(arg)} has shape {{shape}}: dim {dim} must be"
-            if extent.variable is not None and (extent.coefficient > 1 or extent.offset):
-                self._need(Kind.DIVISIBLE, f"{where} {extent.text}, not {{got}}", arg=index, dim=dim, extent=extent)
-            why = f"{{want}} ({extent.text}, fixed by '{{by}}')" if extent.variable is not None else "{want}"
-            self._need(Kind.SIZE, f"{where} {why}", arg=index, dim=dim, extent=extent)
-        return None
+    def _shape(self, arg: p.Arg) -> None:
+        store = self.partials.get(arg.name)
+        if store is None:
+            for dim, size in enumerate(arg.dims):
+                self._dim(arg, dim, self._extent(size))
+            return
+        row = store.kind == "row"
+        self._dim(arg, 1, self._extent(dim_size(self.plan.rows if row else self.plan.columns)))
+        self._need(Kind.PARTIALS, arg, "tile column" if row else "band of 16 rows", dim=0, value=0 if row else 1)
 
-    def _partial_shape(self, index: int, arg: p.Arg) -> None:
-        store = self.partials[arg.name]
-        length = self._extent(dim_size(self.plan.rows if store.kind == "row" else self.plan.columns))
-        self._need(
-            Kind.SIZE,
-            f"{_who(arg)} has shape {{shape}}: dim 1 must be {{want}} ({length.text}, fixed by '{{by}}')",
-            arg=index,
-            dim=1,
-            extent=length,
-        )
-        over = "tile column" if store.kind == "row" else "band of 16 rows"
-        self._need(
-            Kind.PARTIALS,
-            f"{_who(arg)} has shape {{shape}}: dim 0 must be {{want}}, one partial result for each {over}",
-            arg=index,
-            dim=0,
-            value=0 if store.kind == "row" else 1,
-        )
+    def _dim(self, arg: p.Arg, dim: int, extent: Extent) -> None:
+        if extent.variable is None:
+            return self._need(Kind.SIZE, arg, dim=dim, extent=extent)
+        if extent.coefficient > 1 or extent.offset:
+            self._need(Kind.DIVISIBLE, arg, dim=dim, extent=extent)
+        return self._need(Kind.SIZE, arg, f" ({extent.text}, fixed by '{{by}}')", dim=dim, extent=extent)
 
     def _products(self) -> None:
         """A variable like B*T must be the product of B and T where those are sizes of dims, too."""
@@ -198,141 +208,57 @@ class _Derivation:
             factors = variable.args if variable.is_Mul else ()
             if factors and all(f in self.variables for f in factors):
                 mask = sum(1 << self.variables.index(f) for f in factors)
-                text = f"{_text(variable)} is {{want}} by the sizes of {', '.join(map(_text, factors))}, but {{got}}"
-                self._need(Kind.PRODUCT, text + " elsewhere", dim=index, value=mask)
+                extent = Extent(_text(variable), 1, index)
+                self._need(Kind.PRODUCT, why=", ".join(map(_text, factors)), dim=index, value=mask, extent=extent)
 
     def _sizes(self, rows: Extent, columns: Extent, contraction: Extent) -> None:
         plan = self.plan
-        self._need(
-            Kind.AT_LEAST,
-            f"the contracted axis {contraction.text} is empty: there is no product to compute",
-            extent=contraction,
-            value=1,
-        )
+        self._need(Kind.AT_LEAST, extent=contraction, value=1)
         for extent, limit in ((rows, INT32), (columns, INT32 // plan.lanes), (contraction, INT32)):
-            self._need(
-                Kind.AT_MOST,
-                f"{extent.text} = {{got}} is too large: a kernel counts up to {limit}",
-                extent=extent,
-                value=limit,
-            )
+            self._need(Kind.AT_MOST, extent=extent, value=limit)
         if plan.lanes == 2:
-            self._need(
-                Kind.MULTIPLE,
-                f"{columns.text} = {{got}} is not a multiple of 8, the columns paired at a time",
-                extent=columns,
-                value=8,
-            )
+            self._need(Kind.MULTIPLE, why="the columns paired at a time", extent=columns, value=8)
         for operand in plan.tile_operands:
             step = TMA_ALIGN // operand.dtype.bytes
             if operand.lanes is p.Lanes.OUTER and step > 8:
-                self._need(
-                    Kind.MULTIPLE,
-                    f"{columns.text} = {{got}} is not a multiple of {step}, as the halves of "
-                    f"'{operand.arg}' need to start at multiples of {TMA_ALIGN} bytes",
-                    extent=columns,
-                    value=step,
-                )
+                why = f"as the halves of '{operand.arg}' start at multiples of {TMA_ALIGN} bytes"
+                self._need(Kind.MULTIPLE, why=why, extent=columns, value=step)
 
     # -- layout --
 
-    def _layouts(self, columns: Extent) -> None:
+    def _tma_layouts(self) -> None:
         plan = self.plan
-        index = {a.name: i for i, a in enumerate(plan.args)}
-        tma = {plan.a: (0, 1, TMA_PITCH)}
         weight_rows = 1 if plan.lanes == 1 else 16  # the map over paired weights steps up to 16 rows at a time
-        tma |= {b: (0, 1, TMA_PITCH // weight_rows) for b in plan.b}
+        dims = {plan.a: (0, 1, TMA_PITCH)} | {b: (0, 1, TMA_PITCH // weight_rows) for b in plan.b}
         for operand in plan.tile_operands:
-            tma.setdefault(operand.arg, (operand.row_dim or 0, operand.column_dim or 0, TMA_PITCH))
-        for i, arg in enumerate(plan.args):
-            if arg.name in tma:
-                self._tma(i, arg, *tma[arg.name])
-            else:
-                self._element_aligned(i, arg)
+            dims.setdefault(operand.arg, (operand.row_dim or 0, operand.column_dim or 0, TMA_PITCH))
+        for arg in plan.args:
+            if arg.name in dims:
+                self._tma(arg, *dims[arg.name])
+            elif arg.dtype.bytes > 1:
+                self._need(Kind.ALIGNED, arg, "its element size", value=arg.dtype.bytes)
         if len(plan.b) == 2:
-            self._two_weights(index[plan.b[0]], index[plan.b[1]])
-        for i, arg in enumerate(plan.args):
-            if arg.is_output:
-                self._output(i, arg)
+            first, second = map(plan.arg, plan.b)
+            self._need(Kind.SAME_PITCH, first, _who(second), other=self.index[second.name])
+            self._need(Kind.LANES, first, _who(second), other=self.index[second.name])
 
-    def _tma(self, index: int, arg: p.Arg, row: int, column: int, limit: int) -> None:
-        who, inner = _who(arg), arg.axes[column]
-        self._need(
-            Kind.UNIT,
-            f"{who} has stride {{got}} along {inner} (dim {column}); TMA reads it with stride 1: "
-            f"pass a contiguous copy",
-            arg=index,
-            dim=column,
-        )
-        self._need(
-            Kind.ALIGNED,
-            f"{who} starts {{got}} bytes past a multiple of {TMA_ALIGN}; TMA needs an aligned base",
-            arg=index,
-            value=TMA_ALIGN,
-        )
-        self._need(
-            Kind.PITCH_BYTES,
-            f"{who} has rows {{got}} bytes apart; TMA needs a multiple of {TMA_ALIGN}",
-            arg=index,
-            dim=row,
-            value=TMA_ALIGN,
-        )
-        self._need(
-            Kind.PITCH_MIN,
-            f"{who} has overlapping rows: {{got}} elements apart, {{want}} wide",
-            arg=index,
-            dim=row,
-            other=column,
-        )
-        self._need(
-            Kind.PITCH_MAX,
-            f"{who} has rows {{got}} bytes apart; TMA takes less than {limit}",
-            arg=index,
-            dim=row,
-            value=limit,
-        )
+    def _tma(self, arg: p.Arg, row: int, column: int, limit: int) -> None:
+        self._need(Kind.UNIT, arg, arg.axes[column], dim=column)
+        self._need(Kind.ALIGNED, arg, "as TMA needs", value=TMA_ALIGN)
+        self._need(Kind.PITCH_BYTES, arg, dim=row, value=TMA_ALIGN)
+        self._need(Kind.PITCH_MIN, arg, dim=row, other=column)
+        self._need(Kind.PITCH_MAX, arg, dim=row, value=limit)
 
-    def _element_aligned(self, index: int, arg: p.Arg) -> None:
-        size = arg.dtype.bytes
-        if size > 1:
-            self._need(
-                Kind.ALIGNED,
-                f"{_who(arg)} starts {{got}} bytes past a multiple of its element size {size}",
-                arg=index,
-                value=size,
-            )
-
-    def _two_weights(self, first: int, second: int) -> None:
-        a, b = self.plan.args[first].name, self.plan.args[second].name
-        self._need(
-            Kind.SAME_PITCH,
-            f"the rows of '{a}' are {{got}} elements apart, those of '{b}' {{want}}; one tensor map "
-            "over both weights needs equal row strides",
-            arg=first,
-            other=second,
-            dim=0,
-        )
-        self._need(
-            Kind.LANES,
-            f"'{a}' and '{b}' are {{got}} bytes apart; one tensor map over both weights needs a nonzero "
-            f"multiple of {TMA_ALIGN} below {{want}}",
-            arg=first,
-            other=second,
-        )
-
-    def _output(self, index: int, arg: p.Arg) -> None:
-        self._need(Kind.DISTINCT, f"{_who(arg)} has overlapping elements", arg=index)
-        for other, peer in enumerate(self.plan.args):
-            if other == index or (peer.is_output and other > index):
+    def _outputs(self) -> None:
+        """Outputs overlap neither themselves, nor each other, nor what is read."""
+        for index, output in enumerate(self.plan.args):
+            if not output.is_output:
                 continue
-            word = "overlaps" if self._in_place(arg, peer) else "shares memory with"
-            self._need(
-                Kind.APART,
-                f"{_who(arg)} {word} {_who(peer)}",
-                arg=index,
-                other=other,
-                value=int(self._in_place(arg, peer)),
-            )
+            self._need(Kind.DISTINCT, output)
+            for other, peer in enumerate(self.plan.args[:index]):
+                in_place = self._in_place(output, peer)
+                why = _who(peer) + (" without being the same tensor" if in_place else "")
+                self._need(Kind.APART, output, why, other=other, value=int(in_place))
 
     def _in_place(self, output: p.Arg, operand: p.Arg) -> bool:
         """Whether the output may be the operand: each element is read just before it is overwritten, by one thread."""

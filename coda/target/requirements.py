@@ -121,7 +121,6 @@ class Arg:
     """What the evaluation needs to know of an argument. ``vector``: one element may stand for all."""
 
     name: str
-    optional: bool = False
     vector: bool = False
 
 

@@ -13,7 +13,7 @@
 
 static const DLDataType bf16 = {kDLBfloat, 16, 1};
 
-/* A contiguous matrix in memory of device 0, all bytes zero. The struct is all there is: nothing to free but data. */
+/* A contiguous matrix in memory of device 0, all bytes zero. */
 static DLTensor matrix(int64_t* shape) {
   DLTensor t = {NULL, {kDLCUDA, 0}, 2, bf16, shape, NULL, 0};
   size_t bytes = (size_t)(shape[0] * shape[1] * 2);
@@ -21,14 +21,19 @@ static DLTensor matrix(int64_t* shape) {
   return t;
 }
 
+static int failed(int status) {
+  if (status != CODA_OK) fprintf(stderr, "linear: %s\n", coda_last_error());
+  return status;
+}
+
 int main(void) {
+  /* Load the kernels now; else the first run does. Needed before capturing a run into a CUDA graph. */
+  if (failed(linear_warmup(0))) return 1;
+
   int64_t m = 4096, n = 4096, k = 4096;
   int64_t x_shape[] = {m, k}, w_shape[] = {n, k}, y_shape[] = {m, n};
   DLTensor x = matrix(x_shape), w = matrix(w_shape), y = matrix(y_shape);
   DLTensor* args[] = {&x, &w, &y}; /* the order is that of linear.h: inputs, then outputs */
-
-  /* Load the kernels now; else the first run does. Needed before capturing a run into a CUDA graph. */
-  int status = linear_warmup(0);
 
   /* Scratch memory for statistics that are combined after the product. This program has none: 0 bytes. */
   size_t bytes = linear_workspace_bytes(args, 3);
@@ -36,12 +41,9 @@ int main(void) {
   if (bytes) cudaMalloc(&workspace, bytes);
 
   cudaStream_t stream = NULL; /* the default stream */
-  if (status == CODA_OK) status = linear_run(args, 3, workspace, bytes, stream);
-  if (status != CODA_OK) {
-    fprintf(stderr, "linear: %s\n", coda_last_error());
-    return status;
-  }
+  if (failed(linear_run(args, 3, workspace, bytes, stream))) return 1;
   printf("%s\n", cudaGetErrorString(cudaStreamSynchronize(stream)));
+
   cudaFree(x.data), cudaFree(w.data), cudaFree(y.data), cudaFree(workspace);
   return 0;
 }
