@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.records import read_all
@@ -18,53 +19,70 @@ from benchmarks.records import read_all
 README = Path(__file__).resolve().parent.parent / "README.md"
 BEGIN, END = "<!-- benchmarks: begin (written by benchmarks.table) -->", "<!-- benchmarks: end -->"
 NOTHING = "Nothing has been measured yet."
+BASELINE = "cublas"
 IMPLEMENTATIONS = ("coda", "torch.compile")
+
+Shape = tuple[int, int, int]
+Best = dict[str, dict]  # implementation -> its best row
+
+
+@dataclass
+class Table:
+    """What one device says of one phase and dtype: workload and shape -> the newest run's best rows."""
+
+    device: str
+    phase: str
+    dtype: str
+    best: dict[tuple[str, Shape], Best] = field(default_factory=dict)
+    dates: set[str] = field(default_factory=set)
+    versions: dict[str, str] = field(default_factory=dict)
+
+    def markdown(self) -> str:
+        workloads = list(dict.fromkeys(workload for workload, _ in self.best))
+        shapes = list(dict.fromkeys(shape for _, shape in self.best))
+        versions = ", ".join(f"{name} {version}" for name, version in self.versions.items() if version)
+        lines = [
+            f"{self.device}, {self.phase}, {self.dtype}; {' to '.join(sorted({min(self.dates), max(self.dates)}))}; "
+            f"{versions}. Each cell: {' / '.join(IMPLEMENTATIONS)}.",
+            "",
+            "| M, N, K | cuBLAS, ms | " + " | ".join(workloads) + " |",
+            "|---" * (2 + len(workloads)) + "|",
+        ]
+        for shape in shapes:
+            cells = [self._cell(workload, shape) for workload in workloads]
+            lines.append("| " + " | ".join([", ".join(map(str, shape)), self._baseline(shape), *cells]) + " |")
+        return "\n".join(lines)
+
+    def _cell(self, workload: str, shape: Shape) -> str:
+        best = self.best.get((workload, shape), {})
+        return " / ".join(f"{best[i]['ratio']:.3f}" if i in best else "-" for i in IMPLEMENTATIONS)
+
+    def _baseline(self, shape: Shape) -> str:
+        rows = [best[BASELINE] for (_, s), best in self.best.items() if s == shape and BASELINE in best]
+        return f"{rows[0]['median_ms']:.3f}" if rows else "-"
 
 
 def table(documents: Iterable[dict]) -> str:
-    """The markdown for all results, one table a device."""
-    newest = _newest(documents)
-    if not newest:
-        return NOTHING
-    devices = list(dict.fromkeys(device for device, *_ in newest))
-    return "\n\n".join(_device_table(device, newest) for device in devices)
-
-
-def _newest(documents: Iterable[dict]) -> dict[tuple, dict]:
-    """(device, workload, phase, M, N, K, dtype) -> implementation -> (row, date); later runs replace earlier ones."""
-    newest: dict[tuple, dict] = {}
+    """The markdown for all results, given oldest first: a table for each device, phase and dtype."""
+    tables: dict[tuple[str, ...], Table] = {}
     for document in documents:
-        seen: dict[tuple, dict] = {}
-        for row in document["rows"]:
-            key = (document["device"], *(row[k] for k in ("workload", "phase", "M", "N", "K", "dtype")))
-            best = seen.setdefault(key, {"date": document["date"], "versions": document["versions"]})
-            if row["impl"] not in best or row["ratio"] < best[row["impl"]]["ratio"]:
-                best[row["impl"]] = row
-        newest.update(seen)
-    return newest
+        for (phase, dtype, workload, shape), best in _best_rows(document["rows"]).items():
+            key = (document["device"], phase, dtype)
+            target = tables.setdefault(key, Table(*key))
+            target.best[workload, shape] = best  # a newer run replaces what older ones said
+            target.dates.add(document["date"][:10])
+            target.versions = document["versions"]
+    return "\n\n".join(t.markdown() for t in tables.values()) or NOTHING
 
 
-def _device_table(device: str, newest: dict[tuple, dict]) -> str:
-    entries = {key: best for key, best in newest.items() if key[0] == device}
-    dates = sorted(best["date"][:10] for best in entries.values())
-    versions = max(entries.values(), key=lambda best: best["date"])["versions"]
-    span = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
-    lines = [
-        f"{device}, {span}, " + ", ".join(f"{name} {version}" for name, version in versions.items() if version) + ".",
-        "",
-        "| workload | phase | M | N | K | dtype | coda | tile | torch.compile |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
-    for (_, *key), best in entries.items():
-        cells = [_ratio(best.get(impl)) for impl in IMPLEMENTATIONS]
-        tile = (best.get("coda") or {}).get("tile") or "-"
-        if cells != ["-", "-"]:
-            lines.append("| " + " | ".join([*map(str, key), cells[0], tile, cells[1]]) + " |")
-    return "\n".join(lines)
-
-
-def _ratio(row: dict | None) -> str:
-    return "-" if row is None else f"{row['ratio']:.3f}"
+def _best_rows(rows: Iterable[dict]) -> dict[tuple[str, str, str, Shape], Best]:
+    """For each phase, dtype, workload and shape the row with the lowest ratio of each implementation."""
+    found: dict[tuple[str, str, str, Shape], Best] = {}
+    for row in rows:
+        best = found.setdefault((row["phase"], row["dtype"], row["workload"], (row["M"], row["N"], row["K"])), {})
+        if row["impl"] not in best or row["ratio"] < best[row["impl"]]["ratio"]:
+            best[row["impl"]] = row
+    return found
 
 
 def splice(readme: str, content: str) -> str:
