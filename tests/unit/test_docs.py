@@ -47,6 +47,24 @@ assert f(torch.tensor([-1.0, 3.0, 9.0])).tolist() == [0.0, 3.0, 6.0]
     assert result.returncode == 0, result.stderr
 
 
+def test_the_config_in_the_docs_is_one(tmp_path):
+    from coda.cli.request import read_config
+
+    (text,) = blocks(ROOT / "docs/cli.md", "toml")
+    (tmp_path / "c.toml").write_text(text)
+    assert read_config(str(tmp_path / "c.toml"))["target"]["tile"] == "128x192"
+
+
+def test_the_explanation_in_the_docs_is_what_is_printed(capsys, monkeypatch):
+    from coda.cli import main
+
+    monkeypatch.chdir(ROOT)
+    (shown,) = [b for b in blocks(ROOT / "docs/cli.md") if b.startswith("$ coda explain")]
+    command, expected = shown.split("\n", 1)
+    assert main(command.split()[2:]) == 0
+    assert capsys.readouterr().out == expected
+
+
 def test_every_command_is_in_the_readme():
     from coda.cli import COMMANDS
 
