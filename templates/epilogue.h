@@ -65,8 +65,9 @@ struct Epilogue {
   static constexpr int kStageBytes = kSlabRows * kChunk * Visitor::kBytesPerElement;
   static constexpr int kStages = Config::kOperandStages;
   static constexpr int kThreads = kSlabRows * 2;  // of the consumers of one tile
+  using Row = typename Visitor::Row;
   using Columns = typename Visitor::Columns;
-  static constexpr bool kHasColumns = !cute::is_empty_v<Columns>;
+  static constexpr bool kHasRows = !cute::is_empty_v<Row>, kHasColumns = !cute::is_empty_v<Columns>;
   static_assert(kColumns % 32 == 0 || kColumns % 32 == 16, "steps are 32 columns, the last one may be 16");
 
   // What GemmUniversal asks of a collective epilogue.
@@ -82,6 +83,7 @@ struct Epilogue {
   // 1024: the 128-byte swizzle repeats every 8 rows, and the mainloop's stages follow.
   struct alignas(1024) TensorStorage {
     uint8_t chunks[kHasTiles ? kStages * kStageBytes : 16];
+    Row rows[kHasRows ? kTileM : 1];
     Columns columns[kHasColumns ? kColumns / 2 : 1];
   };
   static_assert(sizeof(TensorStorage) <= Config::epilogue_bytes(kStages));
@@ -99,7 +101,7 @@ struct Epilogue {
   CUTLASS_DEVICE static void prefetch_tma_descriptors(Params const&) {}
 
   CUTLASS_DEVICE Epilogue(Params const& p, TensorStorage& s)
-      : p_(*p.launch), smem_(cute::cast_smem_ptr_to_uint(s.chunks)), columns_(s.columns) {}
+      : p_(*p.launch), smem_(cute::cast_smem_ptr_to_uint(s.chunks)), rows_(s.rows), columns_(s.columns) {}
   CUTLASS_DEVICE bool is_producer_load_needed() const { return kHasTiles && Visitor::needs_tiles(p_); }
 
   // The producer warp: one chunk a stage, all streams behind one barrier.
@@ -143,19 +145,17 @@ struct Epilogue {
         cute::cast_smem_ptr_to_uint(pipe.producer_get_barrier(LoadPipelineState{})), smem_, state, thread};
     bool const tiles = kHasTiles && Visitor::needs_tiles(p_);
     auto const uniform = Visitor::uniform(p_.operands);
-    typename Visitor::Row rows[kSlabs][2];
-    CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < 2 * kSlabs; ++i)
-      rows[i / 2][i % 2] = Visitor::row(p_.operands, uniform, x.row + i / 2 * kSlabRows + i % 2 * 8, p_.m);
-    stage_columns(uniform, x.column, thread);
+    stage(uniform, int(cute::get<0>(coord)) * kTileM, x.column, thread);
     CUTLASS_PRAGMA_UNROLL
     for (int slab = 0; slab < kSlabs; ++slab) {
       typename Visitor::Totals totals;
+      Row const* row = rows_ + warp * 16 + (lane >> 2) + slab * kSlabRows;
+      Row const rows[2] = {row[0], row[kHasRows ? 8 : 0]};
       CUTLASS_PRAGMA_UNROLL
       for (int first = 0; first + 32 <= kColumns; first += 32)
-        step<32>(acc + slab * kTileN / 2, first, slab, x, uniform, rows[slab], reader, tiles, totals);
+        step<32>(acc + slab * kTileN / 2, first, slab, x, uniform, rows, reader, tiles, totals);
       if constexpr (kColumns % 32 == 16)
-        step<16>(acc + slab * kTileN / 2, kColumns - 16, slab, x, uniform, rows[slab], reader, tiles, totals);
+        step<16>(acc + slab * kTileN / 2, kColumns - 16, slab, x, uniform, rows, reader, tiles, totals);
       Visitor::store_rows(p_, totals, x.row + slab * kSlabRows, x);
     }
     return cute::make_tuple(state, store_state);
@@ -168,22 +168,26 @@ struct Epilogue {
  private:
   Launch const& p_;
   uint32_t smem_;
+  Row* rows_;
   Columns* columns_;
 
-  // Column values go through shared memory: each is loaded and computed once a tile, at any alignment, and read back
-  // without a branch. The barrier that lets the next tile overwrite them is the first one of that tile (cooperative)
-  // or the order of the two warp groups' epilogues (ping-pong).
-  template <class Uniform> CUTLASS_DEVICE void stage_columns(Uniform const& uniform, int column, int thread) const {
-    if constexpr (kHasColumns) {
+  // Values of rows and columns go through shared memory: each is loaded and computed once a tile, at any alignment, and
+  // read back without a branch. The first barrier waits for the readers of the tile before (cooperative; in ping-pong
+  // the order of the two warp groups' epilogues does, and each tile is one group's).
+  template <class Uniform> CUTLASS_DEVICE void stage(Uniform const& uniform, int row, int column, int thread) const {
+    if constexpr (kHasRows || kHasColumns) {
       auto const sync = [] { cutlass::arch::NamedBarrier::sync(kThreads, cutlass::arch::ReservedNamedBarriers::EpilogueBarrier); };
       sync();
-      for (int pair = thread; pair < kColumns / 2; pair += kThreads)
-        columns_[pair] = Visitor::columns(p_.operands, uniform, column + 2 * pair, p_.n / kLanes);
+      if constexpr (kHasRows)
+        for (int i = thread; i < kTileM; i += kThreads) rows_[i] = Visitor::row(p_.operands, uniform, row + i, p_.m);
+      if constexpr (kHasColumns)
+        for (int i = thread; i < kColumns / 2; i += kThreads)
+          columns_[i] = Visitor::columns(p_.operands, uniform, column + 2 * i, p_.n / kLanes);
       sync();
     }
   }
 
-  template <int kWidth, class Uniform, class Row, class Reader, class Totals>
+  template <int kWidth, class Uniform, class Reader, class Totals>
   CUTLASS_DEVICE void step(float const* acc, int first, int slab, Position const& x, Uniform const& uniform,
                            Row const (&rows)[2], Reader& reader, bool tiles, Totals& totals) {
     typename Visitor::template Fetched<kWidth, kChunk> fetched;

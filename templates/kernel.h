@@ -28,12 +28,13 @@ struct Config {
   static constexpr int kSharedBytes = 232448;                // coda.target.plan.SHARED_BYTES
   static constexpr int kBarrierBytes = 1024;                 // barriers come first, rounded up to the tensors' alignment
 
-  // Shared memory: as many mainloop stages as fit beside the operand chunks and the column values; up to four chunks,
+  // Shared memory: as many mainloop stages as fit beside the operand chunks, row and column values; up to four chunks,
   // but never at the cost of a mainloop stage (depth beyond three chunks was measured to change nothing).
   static constexpr int kOperandStageBytes = kSlabRows * kChunk * Visitor::kBytesPerElement;
   static constexpr int epilogue_bytes(int operand_stages) {
+    int const rows = kTileM * int(sizeof(typename Visitor::Row));
     int const columns = kTileN / Visitor::kLanes / 2 * int(sizeof(typename Visitor::Columns));
-    return (16 + operand_stages * kOperandStageBytes + columns + 1023) / 1024 * 1024;
+    return (64 + operand_stages * kOperandStageBytes + rows + columns + 1023) / 1024 * 1024;
   }
   static constexpr int mainloop_stages(int operand_stages) {
     return (kSharedBytes - kBarrierBytes - epilogue_bytes(operand_stages)) / ((kTileM + kTileN) * kTileK * 2);
