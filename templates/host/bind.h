@@ -21,7 +21,9 @@ inline CUtensorMapDataType map_type(DLDataType dtype) {
 }
 
 inline CUtensorMapSwizzle map_swizzle(int64_t bytes) {
-  return bytes == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : bytes == 64 ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_32B;
+  return bytes == 128  ? CU_TENSOR_MAP_SWIZZLE_128B
+         : bytes == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
+                       : CU_TENSOR_MAP_SWIZZLE_32B;
 }
 
 // Dims fastest first; `strides` in bytes, of all dims but the first. What lies outside reads as zero.
@@ -71,12 +73,14 @@ inline int bind_product(Frame const& f, CUtensorMap& a, CUtensorMap& b, int32_t&
   Program const& p = f.program;
   Kernel const& kernel = p.image->kernels[f.variant.kernel];
   View const &x = f.views[p.a], &w = f.views[p.b0];
-  cuuint64_t k = cuuint64_t(f.contraction);
-  cuuint32_t a_rows = cuuint32_t(f.variant.tile_m / kernel.cluster_n), b_rows = cuuint32_t(f.variant.tile_n / kernel.cluster_m);
-  if (int status = encode<2>(a, p.args[p.a].name, x, x.data, {k, cuuint64_t(f.rows)}, {row_bytes(x, 0, f.contraction)}, {64, a_rows}))
+  cuuint64_t k = cuuint64_t(f.contraction), rows = cuuint64_t(f.rows), columns = cuuint64_t(f.columns);
+  cuuint32_t a_rows = cuuint32_t(f.variant.tile_m / kernel.cluster_n);
+  cuuint32_t b_rows = cuuint32_t(f.variant.tile_n / kernel.cluster_m);
+  char const *a_name = p.args[p.a].name, *b_name = p.args[p.b0].name;
+  if (int status = encode<2>(a, a_name, x, x.data, {k, rows}, {row_bytes(x, 0, f.contraction)}, {64, a_rows}))
     return status;
   if (p.lanes == 2) return bind_paired_weight(f, b, swap_lanes, b_rows);
-  return encode<2>(b, p.args[p.b0].name, w, w.data, {k, cuuint64_t(f.columns)}, {row_bytes(w, 0, f.contraction)}, {64, b_rows});
+  return encode<2>(b, b_name, w, w.data, {k, columns}, {row_bytes(w, 0, f.contraction)}, {64, b_rows});
 }
 
 inline int bind_tile_map(Frame const& f, Operand const& spec, CUtensorMap& map) {

@@ -189,7 +189,9 @@ inline void write_sentence(Evaluation const& e, Requirement const& need) {
   int by = need.extent.variable >= 0 ? e.sizes.fixed_by[need.extent.variable] : -1;
   struct Word { char const* key; char const* text; };
   Word const words[] = {
-      {"{got}", got}, {"{want}", want}, {"{by}", by >= 0 ? e.program.args[by].name : ""}, {"{shape}", shape}, {"{dtype}", dtype}};
+      {"{got}", got}, {"{want}", want}, {"{shape}", shape}, {"{dtype}", dtype},
+      {"{by}", by >= 0 ? e.program.args[by].name : ""},
+  };
   char* out = last_error();
   char* end = out + 1023;
   for (char const* in = need.sentence; *in && out < end;) {

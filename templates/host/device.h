@@ -70,7 +70,8 @@ inline int load_library(Image const& image) {
   if (s.library) return CODA_OK;
   cudaDriverEntryPointQueryResult found;
   void* encode = nullptr;
-  cudaError_t error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &encode, 12000, cudaEnableDefault, &found);
+  char const* name = "cuTensorMapEncodeTiled";
+  cudaError_t error = cudaGetDriverEntryPointByVersion(name, &encode, 12000, cudaEnableDefault, &found);
   if (int status = cuda_status(error, "cudaGetDriverEntryPointByVersion")) return status;
   if (!encode) {
     refuse("the driver has no cuTensorMapEncodeTiled: CUDA 12.0 or newer is needed");
@@ -119,8 +120,10 @@ inline int warm(Image const& image, int device) {
   if (int status = check_arch(image, device)) return status;
   if (int status = attribute(device, cudaDevAttrMultiProcessorCount, &d.multiprocessors)) return status;
   if (int status = load_library(image)) return status;
-  for (int i = 0; i < image.kernel_count; ++i)
-    if (int status = prepare_kernel(image.kernels[i], s.kernels[i], d.multiprocessors, &d.max_clusters[i])) return status;
+  for (int i = 0; i < image.kernel_count; ++i) {
+    int status = prepare_kernel(image.kernels[i], s.kernels[i], d.multiprocessors, &d.max_clusters[i]);
+    if (status) return status;
+  }
   d.ready.store(true, std::memory_order_release);
   return CODA_OK;
 }
@@ -147,7 +150,8 @@ inline bool find_device(Program const& program, View const* views, int* device) 
     if (!v.present) continue;
     bool on_gpu = v.device.device_type == kDLCUDA || v.device.device_type == kDLCUDAManaged;
     if (!on_gpu && !(program.args[i].scalar && v.device.device_type == kDLCPU))
-      return refuse("'%s' is in host memory (DLPack device type %d); the kernel needs CUDA memory", name, v.device.device_type);
+      return refuse("'%s' is in host memory (DLPack device type %d); the kernel needs CUDA memory", name,
+                    v.device.device_type);
     if (!v.data && !v.empty()) return refuse("'%s' has no data", name);
     if (!on_gpu) continue;
     if (first >= 0 && v.device.device_id != *device)

@@ -42,7 +42,8 @@ CUresult encode(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, voi
                 CUtensorMapSwizzle swizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill) {
   memset(map, 0, sizeof *map);
   map->opaque[0] = cuuint64_t(++maps);  // tells which call filled it
-  record(R"({"call": "encode", "map": %d, "type": %d, "base": %llu, "dims": %s, "strides": %s, "box": %s, "swizzle": %d})",
+  record(R"({"call": "encode", "map": %d, "type": %d, "base": %llu, "dims": %s, "strides": %s, "box": %s, )"
+         R"("swizzle": %d})",
          maps, int(type), (unsigned long long)(uintptr_t)base, list(dims, int(rank)).c_str(),
          list(strides, int(rank) - 1).c_str(), list(box, int(rank)).c_str(), int(swizzle));
   return CUDA_SUCCESS;
@@ -102,7 +103,8 @@ cudaError_t cudaLaunchKernelExC(cudaLaunchConfig_t const* c, void const* kernel,
   record(R"({"call": "launch", "kernel": "%s", "device": %d, "grid": [%u, %u, %u], "block": [%u, %u, %u], )"
          R"("cluster": [%u, %u, %u], "shared": %zu, "stream": %llu})",
          (char const*)kernel, current, c->gridDim.x, c->gridDim.y, c->gridDim.z, c->blockDim.x, c->blockDim.y,
-         c->blockDim.z, cluster[0], cluster[1], cluster[2], c->dynamicSmemBytes, (unsigned long long)(uintptr_t)c->stream);
+         c->blockDim.z, cluster[0], cluster[1], cluster[2], c->dynamicSmemBytes,
+         (unsigned long long)(uintptr_t)c->stream);
   parameters.append(static_cast<char const*>(arguments[0]), size_t(parameter_bytes));
   return cudaSuccess;
 }
