@@ -171,7 +171,7 @@ def _sentence(binding: Binding, need: Requirement, view: View | None) -> str:
     by = binding.fixed_by[need.extent.variable] if need.extent.variable is not None else -1
     words = {"got": str(binding.got), "want": str(binding.want), "by": binding.checks.args[by].name if by >= 0 else ""}
     if view is not None:
-        words["shape"] = "[" + ", ".join(map(str, view.shape)) + "]"
+        words["shape"] = "[" + ", ".join(map(str, view.shape[:MAX_RANK])) + "]"
         words["dtype"] = DTYPE_NAMES.get(view.dtype, "dlpack({}, {})".format(*view.dtype))
     text = need.sentence
     for word, value in words.items():
@@ -234,7 +234,8 @@ def _dtype(binding: Binding, need: Requirement, view: View) -> bool:
 def _rank(binding: Binding, need: Requirement, view: View) -> bool:
     rank = len(view.shape)
     one = _stands_for_all(binding, need, view) or (need.value == 0 and view.shape == (1,))
-    return _compare(binding, rank, need.value, rank == need.value or one)
+    sane = min(view.shape, default=0) >= 0
+    return _compare(binding, rank, need.value, sane and (rank == need.value or one))
 
 
 def _divisible(binding: Binding, need: Requirement, view: View) -> bool:

@@ -140,7 +140,7 @@ inline int bind_operand(Frame const& f, Operand const& spec, coda::Operand& o) {
   View const& v = f.views[spec.arg];
   o.value = spec.absent;
   if (!v.present) return CODA_OK;
-  if (v.device.device_type == kDLCPU) {
+  if (v.on_host()) {
     if (read_scalar(v, &o.value)) return CODA_OK;
     refuse("the scalar '%s' is not exact in f32; pass it in device memory", f.program.args[spec.arg].name);
     return CODA_REFUSED;

@@ -63,8 +63,9 @@ inline bool divisible_met(Evaluation& e, Requirement const& need, View const& v)
 
 inline bool rank_met(Evaluation& e, Requirement const& need, View const& v) {
   bool one = v.rank == 1 && v.shape[0] == 1;
-  bool broadcast = stands_for_all(e.program, need, v) || (need.value == 0 && one);
-  return e.compare(v.rank, need.value, v.rank == need.value || broadcast);
+  bool broadcast = stands_for_all(e.program, need, v) || (need.value == 0 && one), negative = false;
+  for (int i = 0; i < v.rank && i < kMaxRank; ++i) negative = negative || v.shape[i] < 0;
+  return e.compare(v.rank, need.value, !negative && (v.rank == need.value || broadcast));
 }
 
 // -- of layout -------------------------------------------------------------------------------------------------------

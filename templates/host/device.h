@@ -148,12 +148,11 @@ inline bool find_device(Program const& program, View const* views, int* device) 
     View const& v = views[i];
     char const* name = program.args[i].name;
     if (!v.present) continue;
-    bool on_gpu = v.device.device_type == kDLCUDA || v.device.device_type == kDLCUDAManaged;
-    if (!on_gpu && !(program.args[i].scalar && v.device.device_type == kDLCPU))
+    if (!v.on_device() && !(program.args[i].scalar && v.on_host()))
       return refuse("'%s' is in host memory (DLPack device type %d); the kernel needs CUDA memory", name,
                     v.device.device_type);
     if (!v.data && !v.empty()) return refuse("'%s' has no data", name);
-    if (!on_gpu) continue;
+    if (!v.on_device()) continue;
     if (first >= 0 && v.device.device_id != *device)
       return refuse("'%s' is on cuda:%d, but '%s' on cuda:%d; all tensors of a call live on one device", name,
                     v.device.device_id, program.args[first].name, *device);

@@ -44,6 +44,8 @@ struct View {
   char* data = nullptr;
 
   int64_t itemsize() const { return dtype.bits / 8; }
+  bool on_device() const { return device.device_type == kDLCUDA || device.device_type == kDLCUDAManaged; }
+  bool on_host() const { return device.device_type == kDLCPU || device.device_type == kDLCUDAHost; }
   uintptr_t address() const { return uintptr_t(data); }
   bool empty() const {
     for (int i = 0; i < rank; ++i)
@@ -62,9 +64,8 @@ inline View view(DLTensor const* tensor) {
   v.dtype = tensor->dtype;
   v.device = tensor->device;
   v.data = static_cast<char*>(tensor->data) + tensor->byte_offset;
-  if (v.rank > kMaxRank) return v;  // its dims are never read: no argument has that rank
   int64_t contiguous = 1;
-  for (int i = v.rank - 1; i >= 0; --i) {
+  for (int i = (v.rank < kMaxRank ? v.rank : kMaxRank) - 1; i >= 0; --i) {  // no argument has a higher rank
     v.shape[i] = tensor->shape[i];
     v.strides[i] = tensor->strides ? tensor->strides[i] : contiguous;
     contiguous *= v.shape[i] > 0 ? v.shape[i] : 1;

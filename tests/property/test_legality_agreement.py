@@ -20,6 +20,7 @@ from tests.abi import harness
 
 DTYPES = [d.dlpack for d in TABLE.values()] + [(2, 64), (1, 8), (3, 32)]
 SIZES = st.sampled_from([0, 1, 2, 7, 8, 10, 64, 128, 129, 256])
+MISTAKEN_SIZES = st.one_of(SIZES, st.sampled_from([-1, -8]))
 GOOD_SIZES = st.sampled_from([8, 64, 128, 264])
 OFFSETS = st.sampled_from([2, 4, 16, 64, 4096])
 PADDING = st.sampled_from([1, 8, 64, 1 << 33, 1 << 36, 1 << 39])
@@ -55,7 +56,7 @@ def mistaken(draw: Any, views: list[View | None], index: int) -> View | None:
     changes = [
         st.none(),
         st.sampled_from(DTYPES).map(lambda dtype: replace(view, dtype=dtype)),
-        st.lists(SIZES, max_size=MAX_RANK).map(lambda s: replace(view, shape=tuple(s), strides=contiguous(s))),
+        st.lists(SIZES, max_size=MAX_RANK + 1).map(lambda s: replace(view, shape=tuple(s), strides=contiguous(s))),
         OFFSETS.map(lambda offset: replace(view, address=view.address + offset)),
         st.just(replace(view, address=other.address)),
         OFFSETS.map(lambda offset: replace(view, address=other.address + offset)),
@@ -65,7 +66,7 @@ def mistaken(draw: Any, views: list[View | None], index: int) -> View | None:
         pitch = view.strides[dim]
         strides = st.sampled_from([-pitch, 0, 1, 2, 2 * pitch])
         changes += [
-            SIZES.map(lambda size: replace(view, shape=with_item(view.shape, dim, size))),
+            MISTAKEN_SIZES.map(lambda size: replace(view, shape=with_item(view.shape, dim, size))),
             strides.map(lambda stride: replace(view, strides=with_item(view.strides, dim, stride))),
             PADDING.map(lambda pad: replace(view, strides=with_item(view.strides, 0, view.strides[0] + pad))),
             st.just(replace(view, strides=view.strides[::-1])),
