@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import coda
 from coda.cli.common import add_json, add_request, print_json
@@ -17,7 +17,9 @@ from coda.cli.request import from_args
 from coda.errors import CodaError
 from coda.ir import Output, Program
 from coda.ops.reduce import REDUCTIONS
-from coda.runtime.callable import CompiledProgram
+
+if TYPE_CHECKING:  # importing torch takes seconds, which the other commands need not wait for
+    from coda.runtime.callable import CompiledProgram
 
 
 def add(parser: argparse.ArgumentParser) -> None:

@@ -70,6 +70,6 @@ def test_installed_coda_checks_and_lowers_from_another_folder(installed, tmp_pat
 
 
 def test_importing_coda_is_light(tmp_path):
-    """Importing needs no compiler and no GPU, and does not even import torch."""
-    code = "import sys, coda; sys.exit('torch' in sys.modules)"
+    """Importing coda and its commands needs no compiler and no GPU, and does not even import torch."""
+    code = "import sys, coda.cli; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
