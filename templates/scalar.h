@@ -150,6 +150,7 @@ CODA_FN float rsqrt(float a) {
 }
 CODA_FN float tanh(float a) { return ::tanhf(a); }
 CODA_FN float erf(float a) { return ::erff(a); }
+CODA_FN float expm1(float a) { return ::expm1f(a); }
 CODA_LIFT_UNARY(exp)
 CODA_LIFT_UNARY(sigmoid)
 CODA_LIFT_UNARY(log)
@@ -157,6 +158,7 @@ CODA_LIFT_UNARY(sqrt)
 CODA_LIFT_UNARY(rsqrt)
 CODA_LIFT_UNARY(tanh)
 CODA_LIFT_UNARY(erf)
+CODA_LIFT_UNARY(expm1)
 
 // ---- activations ----
 CODA_FN float relu(float a) { return max(a, 0.0f); }
@@ -167,10 +169,18 @@ CODA_FN float gelu_tanh(float a) {
   constexpr float kLinear = -2.0f * 0.7978845608028654f * kLog2E, kCubic = kLinear * 0.044715f;
   return a * logistic2(a * (kLinear + kCubic * (a * a)));
 }
+CODA_FN float relu2(float a) { return relu(a) * relu(a); }
+CODA_FN float quick_gelu(float a) { return a * logistic2(-1.702f * kLog2E * a); }
+CODA_FN float softplus(float a) { return max(a, 0.0f) + ::log1pf(exp(-abs(a))); }
+CODA_FN float hardswish(float a) { return a * min(max(a + 3.0f, 0.0f), 6.0f) * (1.0f / 6.0f); }
 CODA_LIFT_UNARY(relu)
 CODA_LIFT_UNARY(silu)
 CODA_LIFT_UNARY(gelu_erf)
 CODA_LIFT_UNARY(gelu_tanh)
+CODA_LIFT_UNARY(relu2)
+CODA_LIFT_UNARY(quick_gelu)
+CODA_LIFT_UNARY(softplus)
+CODA_LIFT_UNARY(hardswish)
 
 // ---- rounding to 16-bit storage, and back: pack<D> makes the memory word of two columns ----
 template <class D> struct Storage;

@@ -1,7 +1,8 @@
 """Elementwise operations: one record each. C++ names live in ``templates/scalar.h``.
 
 Derivatives are program text in a numerically stable form with torch's values at kinks: relu'(0) = 0; abs'(0) = 0;
-max and min split a tie in two halves (torch.maximum); clamp passes the gradient at its bounds.
+max and min split a tie in two halves (torch.maximum); clamp passes the gradient at its bounds; hardswish'(-3) = 0 and
+hardswish'(3) = 1.
 """
 
 from __future__ import annotations
@@ -115,4 +116,40 @@ pointwise(
         " * 0.7978845608028654 * (1 + 0.134145 * a * a))",
     ),
     "the tanh approximation of GELU (torch gelu(approximate='tanh'), Hugging Face gelu_pytorch_tanh)",
+)  # fmt: skip
+pointwise(
+    "relu2", 1, lambda a: a.relu().square(), "coda::relu2({0})", ("dy * 2 * relu(a)",),
+    "max(a, 0) squared (So et al. 2021, Primer; Hugging Face relu2)",
+)  # fmt: skip
+pointwise(
+    "leaky_relu", 2, lambda a, b: _torch().where(a > 0, a, b * a), "coda::where({0} > 0.0f, {0}, {1} * {0})",
+    ("where(a > 0, dy, b * dy)", "where(a > 0, 0, a * dy)"),
+    "a where positive, else b * a (torch leaky_relu; prelu where b is a tensor)",
+)  # fmt: skip
+pointwise(
+    "elu", 2, lambda a, b: _torch().where(a > 0, a, b * a.expm1()),
+    "coda::where({0} > 0.0f, {0}, {1} * coda::expm1({0}))",
+    ("where(a > 0, dy, dy * b * exp(a))", None), "a where positive, else b * (exp(a) - 1) (torch elu)",
+)  # fmt: skip
+pointwise(
+    "quick_gelu", 1, lambda a: a * (1.702 * a).sigmoid(), "coda::quick_gelu({0})",
+    ("dy * sigmoid(1.702 * a) * (1 + 1.702 * a * sigmoid(-1.702 * a))",),
+    "a * sigmoid(1.702 * a), the sigmoid approximation of GELU (CLIP, gpt-oss; Hugging Face quick_gelu)",
+)  # fmt: skip
+pointwise(
+    "softplus", 1, lambda a: _torch().nn.functional.softplus(a), "coda::softplus({0})", ("dy * sigmoid(a)",),
+    "log(1 + exp(a)) (torch softplus)",
+)  # fmt: skip
+pointwise(
+    "hardswish", 1, lambda a: _torch().nn.functional.hardswish(a), "coda::hardswish({0})",
+    ("where(a <= -3, 0, where(a < 3, dy * (a / 3 + 0.5), dy))",),
+    "a * clamp(a + 3, 0, 6) / 6 (Howard et al. 2019; torch hardswish)",
+)  # fmt: skip
+pointwise(
+    "softcap", 2, lambda a, b: b * (a / b).tanh(), "{1} * coda::tanh(coda::div({0}, {1}))",
+    (
+        "dy * (1 - tanh(a / b) * tanh(a / b))",
+        "dy * (tanh(a / b) - a / b * (1 - tanh(a / b) * tanh(a / b)))",
+    ),
+    "b * tanh(a / b): logits or scores kept below a cap (Gemma 2)",
 )  # fmt: skip

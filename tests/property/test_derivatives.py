@@ -25,6 +25,10 @@ TORCH: dict[str, Callable[..., Tensor]] = {
     "exp": torch.exp, "log": torch.log, "sqrt": torch.sqrt, "rsqrt": torch.rsqrt, "tanh": torch.tanh,
     "sigmoid": torch.sigmoid, "erf": torch.erf, "relu": torch.relu, "silu": torch.nn.functional.silu,
     "gelu_erf": torch.nn.functional.gelu, "gelu_tanh": lambda a: torch.nn.functional.gelu(a, approximate="tanh"),
+    "relu2": lambda a: torch.relu(a).square(), "leaky_relu": lambda a, b: torch.where(a > 0, a, b * a),
+    "elu": lambda a, b: torch.where(a > 0, a, b * torch.expm1(a)), "quick_gelu": lambda a: a * torch.sigmoid(1.702 * a),
+    "softplus": lambda a: torch.nn.functional.softplus(a, threshold=50), "hardswish": torch.nn.functional.hardswish,
+    "softcap": lambda a, b: b * torch.tanh(a / b),
     "reduce_sum": lambda a: a.sum(1), "reduce_mean": lambda a: a.mean(1), "reduce_max": lambda a: a.amax(1),
     "reduce_min": lambda a: a.amin(1), "reduce_logsumexp": lambda a: a.logsumexp(1),
     "dot": torch.matmul, "transpose": lambda a: a.T,
@@ -93,6 +97,8 @@ def test_pointwise_at_random_points(op, seed, scale):
         values[0] = values[0] > 0
     if op == "clamp":
         values[1:] = [-values[1].abs(), values[2].abs()]
+    if op == "softcap":
+        values[1] = values[1].abs() + scale
     check_pointwise(op, values, torch.randn(32, generator=generator))
 
 
@@ -107,6 +113,10 @@ KINKS = {
     "rsqrt": [[0.0, 1.0]],
     "log": [[0.0, 1.0]],
     "tanh": [[0.0, -0.0]],
+    "relu2": [[0.0, -0.0, 1.0, -1.0]],
+    "leaky_relu": [[0.0, -0.0, 1.0, -1.0], [0.01] * 4],
+    "elu": [[0.0, -0.0, 1.0, -1.0], [0.5] * 4],
+    "hardswish": [[-3.0, 3.0, 0.0, -0.0]],
 }
 
 
@@ -116,7 +126,8 @@ def test_pointwise_at_kinks(op):
     check_pointwise(op, values, torch.full_like(values[0], 3.0))
 
 
-@pytest.mark.parametrize("op", ["tanh", "sigmoid", "erf", "relu", "silu", "gelu_erf", "gelu_tanh"])
+@pytest.mark.parametrize("op", ["tanh", "sigmoid", "erf", "relu", "silu", "gelu_erf", "gelu_tanh", "quick_gelu",
+                                "softplus", "hardswish"])  # fmt: skip
 def test_activations_far_out(op):
     """Large arguments must neither overflow nor leave NaN: the derivative there is 0 or 1."""
     far = torch.tensor([100.0, -100.0, 1e4, -1e4])

@@ -22,6 +22,8 @@ UNARY = {
     "neg": torch.neg, "abs": torch.abs, "sign": torch.sign, "exp": torch.exp, "log": torch.log, "sqrt": torch.sqrt,
     "rsqrt": torch.rsqrt, "tanh": torch.tanh, "sigmoid": torch.sigmoid, "erf": torch.erf, "relu": F.relu,
     "silu": F.silu, "gelu_erf": F.gelu, "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "relu2": lambda x: F.relu(x).square(), "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
+    "softplus": F.softplus, "hardswish": F.hardswish,
 }  # fmt: skip
 BINARY = {
     "add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div, "maximum": torch.maximum,
@@ -46,6 +48,16 @@ def test_unary_at_special_values(op):
 def test_binary_at_all_pairs_of_special_values(op):
     node = build(op, operand("a", F32, "M"), operand("b", F32, "N"))
     assert same(one(node, a=SPECIAL, b=SPECIAL), BINARY[op](SPECIAL[:, None], SPECIAL[None]))
+
+
+@pytest.mark.parametrize(
+    ("op", "factor", "want"),
+    [("leaky_relu", 0.01, F.leaky_relu), ("elu", 0.5, lambda x: F.elu(x, 0.5)),
+     ("softcap", 30.0, lambda x: 30.0 * torch.tanh(x / 30.0))],
+)  # fmt: skip
+def test_activations_with_a_factor(op, factor, want):
+    node = build(op, operand("a", F32, "N"), operand("b", F32))
+    assert same(one(node, a=SPECIAL, b=factor), want(SPECIAL))
 
 
 def test_clamp_and_where():
