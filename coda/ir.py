@@ -18,7 +18,7 @@ A ``Program`` is immutable; passes are functions ``Program -> Program``.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -182,13 +182,24 @@ class Output:
 
 @dataclass(frozen=True)
 class Program:
-    """Inputs, outputs and the DAG between them. ``axes`` are the axes in order of declaration."""
+    """Inputs, outputs and the DAG between them. ``axes`` are the axes in order of declaration. ``names`` says what
+    values are called in the source: the printer uses it, and it means nothing else."""
 
     name: str
     params: tuple[Param, ...]
     outputs: tuple[Output, ...]
     axes: tuple[Axis, ...] = ()
     source: Source | None = field(default=None, compare=False, repr=False)
+    names: tuple[tuple[Node, str], ...] = field(default=(), compare=False, repr=False)
+
+    @classmethod
+    def of(
+        cls, name: str, params: Iterable[Param], outputs: Iterable[Output], names: Mapping[Node, str] | None = None
+    ) -> Program:
+        """A program made by a pass: the axes are those that appear."""
+        params, outputs = tuple(params), tuple(outputs)
+        axes = appearing_axes(params, outputs)
+        return cls(name, params, outputs, axes, names=tuple((names or {}).items()))
 
     def param(self, name: str) -> Param:
         return next(p for p in self.params if p.name == name)
@@ -221,14 +232,16 @@ def appearing_axes(params: Iterable[Param], outputs: Iterable[Output]) -> tuple[
     return tuple(dict.fromkeys(axis for t in types for axis in t.axes))
 
 
-def topological(roots: Iterable[Node]) -> list[Node]:
-    """Nodes in dependency order; iterative, so deep programs do not meet the recursion limit."""
+def topological(roots: Iterable[Node], operands: Callable[[Node], Iterable[Node]] | None = None) -> list[Node]:
+    """Nodes in dependency order; iterative, so deep programs do not meet the recursion limit. ``operands(node)``
+    narrows what is followed."""
+    follow = operands or (lambda node: node.args)
     order: dict[Node, None] = {}
     stack: list[tuple[Node, Iterator[Node]]] = []
     for root in roots:
         if root in order:
             continue
-        stack.append((root, iter(root.args)))
+        stack.append((root, iter(follow(root))))
         while stack:
             node, pending = stack[-1]
             child = next((a for a in pending if a not in order), None)
@@ -236,7 +249,7 @@ def topological(roots: Iterable[Node]) -> list[Node]:
                 order[node] = None
                 stack.pop()
             else:
-                stack.append((child, iter(child.args)))
+                stack.append((child, iter(follow(child))))
     return list(order)
 
 
@@ -250,4 +263,18 @@ def rewrite(program: Program, visit: Callable[[Node, tuple[Node, ...]], Node | N
         args = tuple(new[a] for a in node.args)
         replacement = visit(node, args)
         new[node] = replacement if replacement is not None else rebuild(node, args)
-    return program.with_outputs(replace(o, value=new[o.value]) for o in program.outputs)
+    rebuilt = program.with_outputs(replace(o, value=new[o.value]) for o in program.outputs)
+    return replace(rebuilt, names=tuple((new[node], name) for node, name in program.names if node in new))
+
+
+def substitute(roots: Iterable[Node], replacements: Mapping[Node, Node]) -> list[Node]:
+    """The roots with some nodes below them replaced; what only the replaced nodes read is not visited."""
+    from coda.ops import rebuild
+
+    new = dict(replacements)
+
+    roots = list(roots)
+    for node in topological(roots, lambda node: () if node in replacements else node.args):
+        if node not in new:
+            new[node] = rebuild(node, [new[a] for a in node.args])
+    return [new[root] for root in roots]

@@ -126,9 +126,14 @@ class _Names:
                 self.wanted.setdefault(output.value, output.name)
         self.taken |= {o.name for o in program.outputs}
         self.counter: Counter[str] = Counter()
+        for node, name in program.names:
+            if node not in self.wanted and name not in self.taken:
+                self.wanted[node] = name
+                self.taken.add(name)
 
     def of(self, node: Node) -> str:
-        """The name of the result that the node is, else acc1 for a product, t1 for anything else."""
+        """The name of the result that the node is, or that it has in the source; else acc1 for a product, t1 for
+        anything else."""
         if node in self.wanted:
             return self.wanted[node]
         stem = "acc" if node.op == "dot" else "t"

@@ -17,7 +17,7 @@ from coda.frontend.report import Failed, Report
 from coda.frontend.rounding import round_to
 from coda.frontend.scope import UNKNOWN, Context, Scope
 from coda.frontend.statements import assign, declared_type, dtype_of
-from coda.ir import Output, Param, Program, Size, Type, appearing_axes, size_symbol
+from coda.ir import Node, Output, Param, Program, Size, Type, appearing_axes, size_symbol
 from coda.ops import build
 
 Consts = dict[str, "int | str"]
@@ -53,7 +53,9 @@ class ProgramChecker:
             self.attempt(self.statement, statement)
         self.attempt(self.finish)
         axes = appearing_axes(self.params, self.outputs)
-        return Program(self.definition.name.name, tuple(self.params), tuple(self.outputs), axes, self.report.source)
+        names = tuple((v, name) for name, v in self.scope.variables.items() if isinstance(v, Node) and v.args)
+        name = self.definition.name.name
+        return Program(name, tuple(self.params), tuple(self.outputs), axes, self.report.source, names)
 
     def attempt(self, step: Callable[..., object], *args: object) -> None:
         """Run one step; an error that it reported does not keep the next from being checked."""
