@@ -46,6 +46,18 @@ class Arg:
 
 
 @dataclass(frozen=True)
+class Walk:
+    """How a head-wise kernel steps through a tensor: the dims that carry rows, batches of rows, heads and columns
+    within a head (None: it does not vary). A dim that groups heads and columns steps ``head_scale`` columns a head."""
+
+    row: int | None = None
+    batch: int | None = None
+    head: int | None = None
+    column: int | None = None
+    head_scale: int = 1
+
+
+@dataclass(frozen=True)
 class Operand:
     """An entry of ``Launch.operands``: parameter ``arg`` read by the epilogue. ``row_dim``/``column_dim`` are the
     tensor dims that carry rows and columns (None: broadcast). A TILE operand is fetched through TMA map ``map``
@@ -59,6 +71,7 @@ class Operand:
     lanes: Lanes = Lanes.NONE
     identity: float = 0.0  # what an absent optional operand stands for
     map: int | None = None
+    walk: Walk | None = None  # head-wise kernels: how rows, heads and columns step through the tensor
 
 
 @dataclass(frozen=True)
@@ -80,6 +93,7 @@ class Store:
     column_dim: int | None = None
     reduction: str | None = None  # "sum", "max", ... for row and column
     finished: bool = False
+    walk: Walk | None = None  # head-wise kernels, as in Operand
 
 
 @dataclass(frozen=True)
@@ -91,6 +105,51 @@ class Finishing:
     partials: tuple[int, ...]
     operands: tuple[Operand, ...]
     results: tuple[tuple[Node, str, DType], ...]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A result of a block: ``value`` is stored to columns ``offset`` and on of its head in ``Plan.stores[store]``."""
+
+    value: Node
+    store: int
+    offset: int
+
+
+@dataclass(frozen=True)
+class Block:
+    """``width`` columns of a head that are computed together with those at the other ``offsets``: lane i of the block
+    is product ``products[i]``, columns [offsets[i], offsets[i] + width) of the head."""
+
+    width: int
+    offsets: tuple[int, ...]
+    products: tuple[Node, ...]
+    pieces: tuple[Piece, ...]
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A run of heads with math of its own (q, k or v): ``start`` its first head, ``count`` heads (None: all there are).
+    ``product`` is the accumulator over a whole head, ``reductions`` run over it, ``head_values`` are (value for each
+    row and head, index of its store)."""
+
+    name: str
+    start: int
+    count: int | None
+    product: Node
+    reductions: tuple[Node, ...]
+    head_values: tuple[tuple[Node, int], ...]
+    blocks: tuple[Block, ...]
+
+
+@dataclass(frozen=True)
+class Heads:
+    """A head-wise epilogue: heads of ``dim`` columns, in segments of ascending ``start``."""
+
+    dim: int
+    head_axis: Axis
+    column_axis: Axis
+    segments: tuple[Segment, ...]
 
 
 @dataclass(frozen=True)
@@ -116,6 +175,7 @@ class Plan:
     operands: tuple[Operand, ...]
     stores: tuple[Store, ...]
     finishings: tuple[Finishing, ...]
+    heads: Heads | None = None
 
     def arg(self, name: str) -> Arg:
         return next(a for a in self.args if a.name == name)
