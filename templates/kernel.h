@@ -51,7 +51,7 @@ struct Config {
   using Policy = cute::conditional_t<kCooperative, cutlass::gemm::KernelTmaWarpSpecializedCooperative,
                                      cutlass::gemm::KernelTmaWarpSpecializedPingpong>;
   using Stride = cute::Stride<int64_t, cute::_1, int64_t>;
-  using Mma = decltype(cute::make_tiled_mma(wgmma<Element, kTileN>(),
+  using Mma = decltype(cute::make_tiled_mma(wgmma<Element, kTileN, Major::K, Major::K>(),
                                             cute::Layout<cute::Shape<cute::Int<kCooperative ? 2 : 1>, cute::_1, cute::_1>>{}));
   using Atom = cute::GMMA::Layout_K_SW128_Atom<Element>;
   template <int kReceivers>

@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from coda.dtypes import F32, DType
+from coda.dtypes import BF16, F16, F32, DType
 from coda.errors import CodaError, Diagnostic
 from coda.ir import Node
 from coda.ops import OPS
@@ -24,6 +24,7 @@ Lines = dict[Space, list[str]]  # C++ by the space it is computed in
 
 _SPACES = (Space.UNIFORM, Space.ROW, Space.COLUMN, Space.TILE)
 _VARIABLE = {Space.UNIFORM: "u", Space.ROW: "r", Space.COLUMN: "c"}
+_ELEMENT = {BF16: "cutlass::bfloat16_t", F16: "cutlass::half_t"}  # of the operands of a product
 _COMBINER = {"sum": "coda::Sum", "mean": "coda::Sum", "max": "coda::Max", "min": "coda::Min"}
 
 
@@ -312,7 +313,8 @@ def _own(code: dict[Space, list[str]], space: Space) -> list[str]:
 def _visitor(plan: Plan) -> str:
     tiles = streams(plan)
     launch = f"coda::Launch<{len(plan.tile_operands)}, {len(plan.operands)}, {len(plan.stores)}>"
-    lines = ["struct Visitor : Body {", f"  using Launch = {launch};", "  using Element = cutlass::bfloat16_t;"]
+    element = _ELEMENT[plan.arg(plan.a).dtype]
+    lines = ["struct Visitor : Body {", f"  using Launch = {launch};", f"  using Element = {element};"]
     lines += [f"  static constexpr int kLanes = {plan.lanes};"]
     width = sum(plan.operands[i].dtype.bytes for _, i, _ in tiles)
     lines += [f"  static constexpr int kBytesPerElement = {width};  // of all streams"]

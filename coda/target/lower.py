@@ -106,8 +106,8 @@ class _Lowering:
                 f"the {side} operand of '@' is computed ('{node.op}'); a kernel reads it from memory", node,
                 "compute it in the program before, or pass it as a parameter",
             )  # fmt: skip
-        if node.dtype not in (BF16,):
-            hint = "bf16 is the operand dtype of this release" + ("; f16 comes next" if node.dtype is F16 else "")
+        if node.dtype not in (BF16, F16):
+            hint = "bf16 and f16 are the operand dtypes of this release"
             raise _fail(f"the {side} operand '{node.attr('name')}' of '@' is {node.dtype}", node, hint)
         return self.program.param(node.attr("name"))
 

@@ -1,0 +1,83 @@
+"""Operands of products in every dtype and layout, sums of products and accumulation into memory: against float64."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import pytest
+import torch
+
+import coda
+from coda.runtime.binding import bind, shapes_of
+from coda.runtime.compare import compare
+from coda.runtime.inputs import poisoned_outputs, random_inputs
+from coda.target import TILES
+
+# Each over M, N, K (and R); one kernel is built for each program and tile.
+PROGRAMS = {
+    "f16": """
+program linear_f16(x: f16[M, K], w: f16[N, K], bias: f16[N]?, r: f16[M, N]) {
+    return gelu_tanh(x @ w.T + bias) + r: f16
+}""",
+    "f16_lanes": """
+program swiglu_f16(x: f16[M, K], wg: f16[N, K], wu: f16[N, K]) {
+    return silu(x @ wg.T) * (x @ wu.T): f16
+}""",
+}
+TILE_NAMES = tuple(t.name for t in TILES)
+RAGGED = ((1, 8, 8), (8, 16, 64), (128, 128, 64), (136, 264, 72), (304, 136, 200), (264, 520, 1032), (2056, 384, 128))
+LLAMA = ((8192, 4096, 4096), (4096, 14336, 8192), (8192, 4096, 14336))
+
+
+@lru_cache(maxsize=None)
+def compiled(name: str, tile: str) -> coda.CompiledProgram:
+    """The program at one tile; strict, so that a test cannot pass on a fallback. A variant that the build rejects for
+    spills inside its k-loop is skipped, saying so."""
+    call = coda.compile(PROGRAMS[name], tile=tile, fallback="strict")
+    try:
+        call.warmup("cuda")
+    except coda.CodaError as error:
+        if "spills registers inside its k-loop" not in str(error):
+            raise
+        pytest.skip(str(error))
+    return call
+
+
+def check(call: coda.CompiledProgram, m: int, n: int, k: int, seed: int, repeats: int = 0) -> None:
+    """A call on random operands: right, complete, equal in bits when repeated, and its inputs unchanged."""
+    sizes = {"M": m, "N": n, "K": k, "R": 64}
+    inputs = random_inputs(call.program, {s: sizes[s] for s in symbols(call)}, seed, "cuda")
+    before = {name: value.clone() for name, value in inputs.items() if isinstance(value, torch.Tensor)}
+    results = [run(call, inputs) for _ in range(1 + repeats)]
+    for name, value in before.items():
+        assert torch.equal(value, inputs[name]), f"{name} was modified"
+    verdict = compare(call.program, before, results[0])
+    assert verdict.ok, f"{call.program.name} {(m, n, k)}\n{verdict}"
+    for again in results[1:]:
+        assert all(torch.equal(results[0][name], again[name]) for name in again)
+
+
+def run(call: coda.CompiledProgram, inputs: dict) -> dict[str, torch.Tensor]:
+    """All results by name, in poisoned memory."""
+    out = poisoned_outputs(call.program, bind(call.program, shapes_of(inputs)), "cuda")
+    call(**inputs, out=out)
+    assert call.last_route.kind == "kernel"
+    return out
+
+
+def symbols(call: coda.CompiledProgram) -> set[str]:
+    return {axis.name for axis in call.program.free_axes}
+
+
+@pytest.mark.parametrize("tile", TILE_NAMES)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_ragged_sizes(name: str, tile: str) -> None:
+    call = compiled(name, tile)
+    for seed, (m, n, k) in enumerate(RAGGED):
+        check(call, m, n, k, seed)
+
+
+@pytest.mark.parametrize("shape", LLAMA, ids=lambda s: "x".join(map(str, s)))
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_llama_sizes_and_equal_bits_over_runs(name: str, shape: tuple[int, int, int]) -> None:
+    check(compiled(name, "128x128"), *shape, seed=1, repeats=10)
