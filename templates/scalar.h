@@ -104,7 +104,7 @@ CODA_FN float abs(float a) { return from_bits(bits(a) & 0x7fffffffu); }
 CODA_FN int64_t abs(int64_t a) { return a < 0 ? -a : a; }
 CODA_FN int32_t abs(int32_t a) { return a < 0 ? -a : a; }
 CODA_LIFT_UNARY(abs)
-CODA_FN float sign(float a) { return a > 0.0f ? 1.0f : a < 0.0f ? -1.0f : a == 0.0f ? 0.0f : a; }
+CODA_FN float sign(float a) { return float(a > 0.0f) - float(a < 0.0f); }  // 0 of NaN, as torch.sign
 CODA_FN int64_t sign(int64_t a) { return (a > 0) - (a < 0); }
 CODA_FN int32_t sign(int32_t a) { return (a > 0) - (a < 0); }
 CODA_LIFT_UNARY(sign)
