@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 from hypothesis import strategies as st
 
-from coda.dtypes import BF16, F16, F32, I64
+from coda.dtypes import BF16, F16, F32, I64, DType
 from coda.ir import Axis, Node, Output, Param, Program, Type, appearing_axes
 from coda.ops import build
 
@@ -40,10 +41,10 @@ def constant(value: int | float) -> Node:
 class EpilogueBuilder:
     """One product of [M, K] and [N, K], and random math on its result over the axes M and N."""
 
-    def __init__(self, draw):
+    def __init__(self, draw, factors: Sequence[DType] = STORAGE):
         self.draw = draw
         self.params: list[Param] = []
-        dtype = draw(st.sampled_from(STORAGE))
+        dtype = draw(st.sampled_from(factors))
         x, w = self.parameter("x", dtype, (M, K)), self.parameter("w", dtype, (N, K))
         self.values = [build("dot", x, build("transpose", w))]
 
@@ -101,9 +102,10 @@ class EpilogueBuilder:
 
 
 @st.composite
-def random_epilogue(draw, max_steps: int = 8) -> Program:
-    """A valid epilogue program with operands of every kind, explicit casts, reductions and up to three outputs."""
-    builder = EpilogueBuilder(draw)
+def random_epilogue(draw, max_steps: int = 8, factors: Sequence[DType] = STORAGE) -> Program:
+    """A valid epilogue program with operands of every kind, explicit casts, reductions and up to three outputs.
+    ``factors``: the dtypes its product may have."""
+    builder = EpilogueBuilder(draw, factors)
     for _ in range(draw(st.integers(0, max_steps))):
         builder.values.append(builder.step())
     results = [builder.values[-1], *(builder.pick() for _ in range(draw(st.integers(0, 2))))]

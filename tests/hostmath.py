@@ -1,0 +1,336 @@
+"""Generated math, run by the host compiler: the body and the finish kernels of plans against the interpreter.
+
+``compile_plans`` makes one shared library of a batch of plans. A ``HostProgram`` is called with a program's operands
+and returns its outputs as ``coda.runtime.reference.evaluate`` does: it forms the product exactly, fills the operand
+table as the launcher does, visits every row and pair of columns, reduces in torch, and runs the finish kernels.
+
+``own_functions`` puts the functions of ``templates/scalar.h`` into the interpreter: with them, generated math and
+interpreter agree to the bit, so that a random program tests the code generator and not the accuracy of ``expf``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch import Tensor
+
+from coda.dtypes import torch_dtype
+from coda.ir import dim_size
+from coda.ops import OPS
+from coda.resources import templates_dir
+from coda.runtime.binding import bind, evaluate_size, shapes_of
+from coda.target import emit
+from coda.target.plan import Finishing, Lanes, Operand, Plan, Store
+from tests.abi import harness
+
+HOST_INCLUDE = Path(__file__).parent / "host_include"
+FLAGS = ("-std=c++17", "-O1", "-ffp-contract=off", "-shared", "-fPIC", "-Wall", "-Werror", "-Wno-unused")
+# Operations of which IEEE arithmetic defines every bit. (torch's vectorised sqrt is one place off now and then.)
+EXACT = (
+    "add", "sub", "mul", "div", "neg", "eq", "ne", "lt", "le", "gt", "ge", "where", "maximum", "minimum", "clamp",
+    "abs", "sign", "relu",
+)  # fmt: skip
+APPROXIMATE = tuple(name for name, op in OPS.items() if op.family == "pointwise" and name not in EXACT)
+REDUCE = {"sum": Tensor.sum, "mean": Tensor.sum, "max": Tensor.amax, "min": Tensor.amin}
+
+PREAMBLE = """\
+#include "finish_on_host.h"
+static void put(float* output, int64_t i, coda::Two<float> v) { output[i] = v.x, output[i + 1] = v.y; }
+"""
+
+
+# -- compiling -------------------------------------------------------------------------------------------------------
+
+
+def compile_plans(plans: Sequence[Plan]) -> list[HostProgram]:
+    """One library of all the plans. Skips the test where there is no g++."""
+    plans = [replace(plan, name=f"p{i}_{plan.name}") for i, plan in enumerate(plans)]
+    library = compile_cpp("\n".join([PREAMBLE, *map(driver, plans)]))
+    return [HostProgram(plan, library) for plan in plans]
+
+
+def compile_plan(plan: Plan) -> HostProgram:
+    return compile_plans([plan])[0]
+
+
+def compile_cpp(text: str) -> ctypes.CDLL:
+    compiler = shutil.which("g++") or pytest.skip("no g++ to compile generated math with")
+    folder = Path(mkdtemp(dir=_session_folder()))
+    (folder / "math.cpp").write_text(text)
+    includes = (f"-I{HOST_INCLUDE}", f"-I{templates_dir()}")
+    command = [compiler, *FLAGS, *includes, "-o", "math.so", "math.cpp"]
+    result = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, f"{result.stderr[:4000]}\n{text if len(text) < 20000 else folder / 'math.cpp'}"
+    return ctypes.CDLL(str(folder / "math.so"))
+
+
+@lru_cache(maxsize=1)
+def _session_folder() -> str:
+    import atexit
+
+    folder = mkdtemp(prefix="coda-hostmath-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+def driver(plan: Plan) -> str:
+    """The body of a plan and a function that runs it over a whole output; its finish kernels likewise. Arrays have an
+    even number of columns, the last of which may be padding."""
+    tiles = [f"coda::Two<float>{{tiles[{i}][i], tiles[{i}][i + 1]}}" for i in range(len(emit.element_parameters(plan)))]
+    stores = [
+        f"    put(outputs[{number}], i, {_as_floats(store, emit.result_name(k, lane))});"
+        for number, (k, lane, store) in enumerate(_results(plan))
+    ]
+    return f"""{emit.body_source(plan)}
+extern "C" void {plan.name}_run(coda::Operand const* in, int rows, int columns, float const* const* tiles,
+                                float* const* outputs) {{
+  using Body = {plan.name}::Body;
+  int64_t i = 0;
+  auto const u = Body::uniform(in);
+  for (int m = 0; m < rows; ++m) {{
+    auto const r = Body::row(in, u, m, rows);
+    for (int n = 0; n < columns; n += 2, i += 2) {{
+      auto const c = Body::columns(in, u, n, columns);
+      auto const result = Body::element(u, r, c, m, n, {", ".join(tiles)});
+{chr(10).join(stores)}
+    }}
+  }}
+}}
+{"".join(_finish_driver(plan, f) for f in plan.finishings)}"""
+
+
+def _finish_driver(plan: Plan, finishing: Finishing) -> str:
+    signature = f"coda::Finish<{len(finishing.partials) + len(finishing.operands)}, {len(finishing.results)}>"
+    name = f"{plan.name}_finish_{finishing.kind}"
+    return f"""{emit.finish_kernel(plan, finishing)}
+extern "C" void {name}_all({signature} const* p) {{
+  for (threadIdx.x = 0; threadIdx.x < p->length; ++threadIdx.x) {name}(*p);
+}}
+"""
+
+
+def _results(plan: Plan) -> list[tuple[int, int, Store]]:
+    """(store, lane) of each field of Result, in order."""
+    return [(k, lane, store) for k, store in enumerate(plan.stores) for lane in range(len(store.values))]
+
+
+def _as_floats(store: Store, name: str) -> str:
+    packed = store.kind == "tile" and store.dtype.bits == 16
+    return f"coda::unpack<{store.dtype.cpp}>(result.{name})" if packed else f"result.{name}"
+
+
+# -- running ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class HostProgram:
+    """A plan compiled for the host."""
+
+    plan: Plan
+    library: ctypes.CDLL
+
+    def __call__(self, inputs: Mapping[str, Any]) -> dict[str, Tensor]:
+        return _Call(self, inputs).outputs()
+
+
+class _Call:
+    def __init__(self, program: HostProgram, inputs: Mapping[str, Any]):
+        self.plan, self.library, self.inputs = program.plan, program.library, inputs
+        sizes = bind(self.plan.program, shapes_of(inputs))
+        self.rows, self.columns = (evaluate_size(dim_size(d), sizes) for d in (self.plan.rows, self.plan.columns))
+
+    def outputs(self) -> dict[str, Tensor]:
+        values = self._visit()
+        results: dict[str, Tensor] = {}
+        partials: dict[int, Tensor] = {}
+        for k, store in enumerate(self.plan.stores):
+            if store.kind == "tile":
+                results[store.arg or ""] = self._stored(store, values[k])
+            else:
+                partials[k] = REDUCE[store.reduction or ""](values[k][0], 1 if store.kind == "row" else 0).contiguous()
+                if store.arg is not None:
+                    results[store.arg] = partials[k]
+        for finishing in self.plan.finishings:
+            results |= self._finish(finishing, partials)
+        return {o.name: results[o.name] for o in self.plan.program.outputs}
+
+    def _visit(self) -> dict[int, list[Tensor]]:
+        """For each store its values over the output, one tensor for each lane."""
+        width = self.columns + self.columns % 2
+        tiles = [self._padded(t, width) for t in (*self._products(), *self._streams())]
+        results = [torch.full((self.rows, width), -777.0) for _ in _results(self.plan)]
+        run = getattr(self.library, f"{self.plan.name}_run")
+        run.restype = None
+        run(self._operands(self.plan.operands), self.rows, self.columns, _pointers(tiles), _pointers(results))
+        values: dict[int, list[Tensor]] = {k: [] for k in range(len(self.plan.stores))}
+        for (k, _, _), result in zip(_results(self.plan), results, strict=True):
+            values[k].append(result[:, : self.columns].contiguous())
+        return values
+
+    def _padded(self, x: Tensor, width: int) -> Tensor:
+        padded = torch.full((self.rows, width), float("nan"))
+        padded[:, : self.columns] = x
+        return padded
+
+    def _products(self) -> list[Tensor]:
+        a = self.inputs[self.plan.a].flatten(1).float()
+        products = [a @ self.inputs[b].flatten(1).float().T for b in self.plan.b]
+        if self.plan.b_lanes is Lanes.NONE:
+            return products
+        return [self._lane(products[0], self.plan.b_lanes, lane) for lane in range(2)]
+
+    def _streams(self) -> list[Tensor]:
+        """The tile operand of each stream; an absent one is its identity, as in the visitor."""
+        streams = []
+        for _, index, lane in emit.streams(self.plan):
+            operand = self.plan.operands[index]
+            tensor = self.inputs.get(operand.arg)
+            if tensor is None:
+                streams.append(torch.full((self.rows, self.columns), operand.identity))
+            else:
+                flat = tensor.reshape(self.rows, -1).float()
+                streams.append(self._lane(flat, operand.lanes, lane))
+        return streams
+
+    def _lane(self, x: Tensor, lanes: Lanes, lane: int) -> Tensor:
+        if lanes is Lanes.NONE:
+            return x
+        if lanes is Lanes.OUTER:
+            return x.reshape(len(x), 2, -1)[:, lane]
+        return x.reshape(len(x), -1, 2)[:, :, lane]
+
+    def _operands(self, operands: Sequence[Operand]) -> ctypes.Array:
+        table = (harness.Operand * max(len(operands), 1))()
+        for entry, operand in zip(table, operands, strict=False):
+            self._fill(entry, operand)
+        return table
+
+    def _fill(self, entry: harness.Operand, operand: Operand) -> None:
+        """As templates/host/bind.h does."""
+        value, default = self.inputs.get(operand.arg), self.plan.arg(operand.arg).default
+        entry.value = operand.identity if default is None else default
+        if not isinstance(value, Tensor):
+            entry.value = entry.value if value is None else value
+            return
+        entry.data = value.data_ptr()
+        if value.numel() == 1 and value.dim() <= 1:  # one value stands for all
+            return
+        if operand.row_dim is not None:
+            entry.row = value.stride(operand.row_dim)
+        if operand.column_dim is not None:
+            stride = value.stride(operand.column_dim)
+            entry.column = 2 * stride if operand.lanes is Lanes.INNER else stride
+            entry.lane = {Lanes.NONE: 0, Lanes.INNER: stride, Lanes.OUTER: self.columns * stride}[operand.lanes]
+
+    def _stored(self, store: Store, values: list[Tensor]) -> Tensor:
+        if store.lanes is Lanes.OUTER:
+            result = torch.cat(values, 1)
+        elif store.lanes is Lanes.INNER:
+            result = torch.stack(values, -1).flatten(1)
+        else:
+            (result,) = values
+        result = result.T.contiguous() if store.row_dim == 1 else result
+        return result.to(torch_dtype(store.dtype))
+
+    def _finish(self, finishing: Finishing, partials: Mapping[int, Tensor]) -> dict[str, Tensor]:
+        length, extent = (self.rows, self.columns) if finishing.kind == "row" else (self.columns, self.rows)
+        count = len(finishing.partials)
+        kind = harness.finish_type(count + len(finishing.operands), len(finishing.results))
+        p = kind(length=length, count=1, extent=extent)
+        for i, index in enumerate(finishing.partials):
+            p.operands[i].data = partials[index].data_ptr()
+        for i, operand in enumerate(finishing.operands):
+            self._fill(p.operands[count + i], operand)
+        results = {
+            name: torch.full([length] if self.plan.arg(name).dims else [], -777.0).to(torch_dtype(dtype))
+            for _, name, dtype in finishing.results
+        }
+        for i, result in enumerate(results.values()):
+            p.outputs[i].data, p.outputs[i].row = result.data_ptr(), int(result.dim() > 0)
+        run = getattr(self.library, f"{self.plan.name}_finish_{finishing.kind}_all")
+        run.restype = None
+        run(ctypes.byref(p))
+        return results
+
+
+def _pointers(tensors: Sequence[Tensor]) -> ctypes.Array:
+    return (ctypes.c_void_p * max(len(tensors), 1))(*(t.data_ptr() for t in tensors))
+
+
+# -- the interpreter with our functions ------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=1)
+def _functions() -> ctypes.CDLL:
+    loops = []
+    for name in APPROXIMATE:
+        operands = [f"x[{k}][i]" for k in range(OPS[name].arity or 0)]
+        loops.append(
+            f'extern "C" void {name}_all(float const* const* x, float* y, int64_t count) {{\n'
+            f"  for (int64_t i = 0; i < count; ++i) y[i] = {(OPS[name].cpp or '').format(*operands)};\n}}"
+        )
+    return compile_cpp("\n".join(['#include "scalar.h"', *loops]))
+
+
+def apply(name: str, *operands: Tensor) -> Tensor:
+    """A function of templates/scalar.h on tensors."""
+    operands = tuple(x.contiguous() for x in torch.broadcast_tensors(*operands))
+    y = torch.empty_like(operands[0])
+    function = getattr(_functions(), f"{name}_all")
+    function.restype, function.argtypes = None, (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
+    function(_pointers(operands), y.data_ptr(), y.numel())
+    return y
+
+
+@contextlib.contextmanager
+def own_functions() -> Iterator[None]:
+    """In f32 arithmetic the interpreter computes with our functions, and adds in the order of contiguous memory."""
+
+    def function(name: str) -> Any:
+        return lambda ctx, node, *xs: apply(name, *ctx.align(node, xs))
+
+    def reduction(name: str) -> Any:
+        original = OPS[name].torch
+        return lambda ctx, node, x: original(ctx, node, x.contiguous())
+
+    records = {name: replace(OPS[name], torch=function(name)) for name in APPROXIMATE}
+    records |= {f"reduce_{k}": replace(OPS[f"reduce_{k}"], torch=reduction(f"reduce_{k}")) for k in REDUCE}
+    with mock.patch.dict(OPS, records):
+        yield
+
+
+# -- values ----------------------------------------------------------------------------------------------------------
+
+
+def exact_operand(generator: torch.Generator, *shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    """Small eighths: the sums of their products are exact in f32, in any order."""
+    return (torch.randint(-12, 13, shape, generator=generator) / 8).to(dtype)
+
+
+def bits(x: Tensor) -> Tensor:
+    """The bit patterns of a float tensor, with one pattern for all NaN."""
+    one_nan = torch.where(x.isnan(), torch.full_like(x, float("nan")), x)
+    return one_nan.contiguous().view({2: torch.int16, 4: torch.int32}[x.element_size()])
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    """Equal dtype, shape and bits, the sign of zero included."""
+    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(bits(a), bits(b))
+
+
+def disagreement(got: Tensor, want: Tensor) -> str:
+    """Where two tensors of equal shape first differ, for an assertion's message."""
+    at = tuple((bits(got) != bits(want)).nonzero()[0].tolist())
+    return f"at {at}: got {got[at].item()!r}, expected {want[at].item()!r}"
