@@ -33,7 +33,6 @@ from coda.resources import templates_dir
 from coda.runtime.binding import bind, evaluate_size, shapes_of
 from coda.target import emit
 from coda.target.plan import Finishing, Lanes, Operand, Plan, Store
-from tests.abi import harness
 
 HOST_INCLUDE = Path(__file__).parent / "host_include"
 FLAGS = ("-std=c++17", "-O1", "-ffp-contract=off", "-shared", "-fPIC", "-Wall", "-Werror", "-Wno-unused")
@@ -47,8 +46,50 @@ REDUCE = {"sum": Tensor.sum, "mean": Tensor.sum, "max": Tensor.amax, "min": Tens
 
 PREAMBLE = """\
 #include "finish_on_host.h"
+#include <vector>
+
+// What the entries of templates/launch.h are filled from: Entry in tests/hostmath.py.
+struct Entry {
+  void* data;
+  int64_t row, column, lane;
+  float value;
+};
+
+static std::vector<coda::Operand> operands(Entry const* entries, int count) {
+  std::vector<coda::Operand> result(count);
+  for (int i = 0; i < count; ++i) {
+    Entry const& e = entries[i];
+    coda::Operand& o = result[i];
+    o.data = e.data, o.row = e.row, o.column = e.column, o.lane = e.lane, o.value = e.value;
+  }
+  return result;
+}
+
 static void put(float* output, int64_t i, coda::Two<float> v) { output[i] = v.x, output[i + 1] = v.y; }
+
+template <class Finish> Finish finish(Entry const* entries, int inputs, int outputs, int length, int64_t extent) {
+  Finish p{};
+  p.length = length, p.count = 1, p.extent = extent;
+  for (int i = 0; i < inputs; ++i) p.operands[i] = operands(entries + i, 1)[0];
+  for (int i = 0; i < outputs; ++i) {
+    Entry const& e = entries[inputs + i];
+    p.outputs[i].data = e.data, p.outputs[i].row = e.row, p.outputs[i].column = e.column;
+  }
+  return p;
+}
 """
+
+
+class Entry(ctypes.Structure):
+    """An operand or output: see the struct of this name in the preamble."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("row", ctypes.c_int64),
+        ("column", ctypes.c_int64),
+        ("lane", ctypes.c_int64),
+        ("value", ctypes.c_float),
+    )
 
 
 # -- compiling -------------------------------------------------------------------------------------------------------
@@ -94,9 +135,11 @@ def driver(plan: Plan) -> str:
         for number, (k, lane, store) in enumerate(_results(plan))
     ]
     return f"""{emit.body_source(plan)}
-extern "C" void {plan.name}_run(coda::Operand const* in, int rows, int columns, float const* const* tiles,
+extern "C" void {plan.name}_run(Entry const* entries, int rows, int columns, float const* const* tiles,
                                 float* const* outputs) {{
   using Body = {plan.name}::Body;
+  auto const table = operands(entries, {len(plan.operands)});
+  coda::Operand const* const in = table.data();
   int64_t i = 0;
   auto const u = Body::uniform(in);
   for (int m = 0; m < rows; ++m) {{
@@ -112,11 +155,12 @@ extern "C" void {plan.name}_run(coda::Operand const* in, int rows, int columns, 
 
 
 def _finish_driver(plan: Plan, finishing: Finishing) -> str:
-    signature = f"coda::Finish<{len(finishing.partials) + len(finishing.operands)}, {len(finishing.results)}>"
+    inputs, outputs = len(finishing.partials) + len(finishing.operands), len(finishing.results)
     name = f"{plan.name}_finish_{finishing.kind}"
     return f"""{emit.finish_kernel(plan, finishing)}
-extern "C" void {name}_all({signature} const* p) {{
-  for (threadIdx.x = 0; threadIdx.x < p->length; ++threadIdx.x) {name}(*p);
+extern "C" void {name}_all(Entry const* entries, int length, int64_t extent) {{
+  auto const p = finish<coda::Finish<{inputs}, {outputs}>>(entries, {inputs}, {outputs}, length, extent);
+  for (threadIdx.x = 0; threadIdx.x < length; ++threadIdx.x) {name}(p);
 }}
 """
 
@@ -173,7 +217,7 @@ class _Call:
         results = [torch.full((self.rows, width), -777.0) for _ in _results(self.plan)]
         run = getattr(self.library, f"{self.plan.name}_run")
         run.restype = None
-        run(self._operands(self.plan.operands), self.rows, self.columns, _pointers(tiles), _pointers(results))
+        run(_array(self._entries(self.plan.operands)), self.rows, self.columns, _pointers(tiles), _pointers(results))
         values: dict[int, list[Tensor]] = {k: [] for k in range(len(self.plan.stores))}
         for (k, _, _), result in zip(_results(self.plan), results, strict=True):
             values[k].append(result[:, : self.columns].contiguous())
@@ -211,28 +255,26 @@ class _Call:
             return x.reshape(len(x), 2, -1)[:, lane]
         return x.reshape(len(x), -1, 2)[:, :, lane]
 
-    def _operands(self, operands: Sequence[Operand]) -> ctypes.Array:
-        table = (harness.Operand * max(len(operands), 1))()
-        for entry, operand in zip(table, operands, strict=False):
-            self._fill(entry, operand)
-        return table
+    def _entries(self, operands: Sequence[Operand]) -> list[Entry]:
+        return [self._entry(operand) for operand in operands]
 
-    def _fill(self, entry: harness.Operand, operand: Operand) -> None:
-        """As templates/host/bind.h does."""
+    def _entry(self, operand: Operand) -> Entry:
+        """As templates/host/bind.h fills it."""
         value, default = self.inputs.get(operand.arg), self.plan.arg(operand.arg).default
-        entry.value = operand.identity if default is None else default
+        if value is None:
+            value = operand.identity if default is None else default
         if not isinstance(value, Tensor):
-            entry.value = entry.value if value is None else value
-            return
-        entry.data = value.data_ptr()
+            return Entry(value=value)
+        entry = Entry(data=value.data_ptr())
         if value.numel() == 1 and value.dim() <= 1:  # one value stands for all
-            return
+            return entry
         if operand.row_dim is not None:
             entry.row = value.stride(operand.row_dim)
         if operand.column_dim is not None:
             stride = value.stride(operand.column_dim)
             entry.column = 2 * stride if operand.lanes is Lanes.INNER else stride
             entry.lane = {Lanes.NONE: 0, Lanes.INNER: stride, Lanes.OUTER: self.columns * stride}[operand.lanes]
+        return entry
 
     def _stored(self, store: Store, values: list[Tensor]) -> Tensor:
         if store.lanes is Lanes.OUTER:
@@ -246,23 +288,21 @@ class _Call:
 
     def _finish(self, finishing: Finishing, partials: Mapping[int, Tensor]) -> dict[str, Tensor]:
         length, extent = (self.rows, self.columns) if finishing.kind == "row" else (self.columns, self.rows)
-        count = len(finishing.partials)
-        kind = harness.finish_type(count + len(finishing.operands), len(finishing.results))
-        p = kind(length=length, count=1, extent=extent)
-        for i, index in enumerate(finishing.partials):
-            p.operands[i].data = partials[index].data_ptr()
-        for i, operand in enumerate(finishing.operands):
-            self._fill(p.operands[count + i], operand)
         results = {
             name: torch.full([length] if self.plan.arg(name).dims else [], -777.0).to(torch_dtype(dtype))
             for _, name, dtype in finishing.results
         }
-        for i, result in enumerate(results.values()):
-            p.outputs[i].data, p.outputs[i].row = result.data_ptr(), int(result.dim() > 0)
+        entries = [Entry(data=partials[i].data_ptr()) for i in finishing.partials]
+        entries += self._entries(finishing.operands)
+        entries += [Entry(data=r.data_ptr(), row=r.dim()) for r in results.values()]  # adjacent elements
         run = getattr(self.library, f"{self.plan.name}_finish_{finishing.kind}_all")
-        run.restype = None
-        run(ctypes.byref(p))
+        run.restype, run.argtypes = None, (ctypes.c_void_p, ctypes.c_int, ctypes.c_int64)
+        run(_array(entries), length, extent)
         return results
+
+
+def _array(entries: Sequence[Entry]) -> ctypes.Array:
+    return (Entry * max(len(entries), 1))(*entries)
 
 
 def _pointers(tensors: Sequence[Tensor]) -> ctypes.Array:
