@@ -61,10 +61,10 @@ def text(plan: Plan, tile: Tile) -> list[str]:
     launches = 1 + len(plan.finishings)
     rows = [("kernel", _product(plan), "f32 accumulation, one launch" if launches == 1 else f"{launches} launches")]
     rows.append(("tile", tile.name, f"{tile.schedule}, cluster {tile.cluster_m}x{tile.cluster_n}"))
-    rows += [("reads", f"{o.arg}: {o.dtype}", _reads(o)) for o in plan.operands]
-    rows += [("stores", f"{_target(s)}: {s.dtype}", _stores(s)) for s in plan.stores]
+    rows += [("reads", _typed(plan, o.arg), _reads(o)) for o in plan.operands]
+    rows += [("stores", _typed(plan, s.arg) if s.arg else f"workspace: {s.dtype}", _stores(s)) for s in plan.stores]
     for finishing in plan.finishings:
-        outputs = ", ".join(f"{name}: {dtype}" for _, name, dtype in finishing.results)
+        outputs = ", ".join(_typed(plan, name) for _, name, _ in finishing.results)
         rows.append(("finishes", outputs, f"from the partials, for each {finishing.kind}"))
     return table(rows).splitlines()
 
@@ -82,8 +82,11 @@ def _reads(operand: Operand) -> str:
     return WHERE[operand.space] + through
 
 
-def _target(store: Store) -> str:
-    return store.arg or "workspace"
+def _typed(plan: Plan, name: str) -> str:
+    """An argument with its type, as written in the program: its axes tell how it lies in memory."""
+    arg = plan.arg(name)
+    axes = f"[{', '.join(arg.axes)}]" if arg.axes else ""
+    return f"{name}: {arg.dtype}{axes}" + "?" * arg.optional
 
 
 def _stores(store: Store) -> str:
