@@ -32,20 +32,33 @@ def lane_axes(program: Program) -> tuple[Axis, ...]:
 
 def unroll_lanes(program: Program) -> Program:
     for axis in lane_axes(program):
-        program = _Unroller(axis).run(program)
+        program = _Unroller(axis, program).run(program)
     return program
 
 
+def _fail(message: str, node: Node, hint: str | None) -> CodaError:
+    return CodaError([Diagnostic(message, node.span, hint)])
+
+
 class _Unroller:
-    def __init__(self, axis: Axis):
+    def __init__(self, axis: Axis, program: Program):
         self.axis = axis
         if axis.static is None:
-            raise CodaError.of(f"axis '{axis.name}' is sliced or stacked, so its size must be static, as in (s=2 F)")
+            first = next(n for n in program.nodes() if n.op == "slice" and n.attr("axis") == axis.name)
+            raise _fail(
+                f"axis '{axis.name}' is sliced, so its size must be known", first,
+                f"give it where the axis is declared, as in ({axis.name}=2 F)",
+            )  # fmt: skip
         self.lanes: dict[tuple[Node, int], Node] = {}
         self.rebuilt: dict[Node, Node] = {}
 
     def run(self, program: Program) -> Program:
         return program.with_outputs(replace(o, value=self.whole(o.value)) for o in program.outputs)
+
+    def _cannot(self, node: Node) -> CodaError:
+        name, axis = node.op.removeprefix("reduce_"), self.axis.name
+        hint = f"write it over the lanes, as in z.{axis}[0] + z.{axis}[1]" if node.op.startswith("reduce_") else None
+        return _fail(f"'{name}' over the lane axis '{axis}' is lowered in a later release", node, hint)
 
     def has_axis(self, node: Node) -> bool:
         return self.axis.name in node.type.names
@@ -67,9 +80,7 @@ class _Unroller:
         if node.op in _COMBINE and self.has_axis(node.args[0]):
             return self._reduce(node)
         if any(self.has_axis(a) for a in node.args):
-            raise CodaError(
-                [Diagnostic(f"'{node.op}' over the lane axis '{self.axis.name}' is not lowered yet", node.span)]
-            )
+            raise self._cannot(node)
         if not node.args:
             return node
         return build(node.op, *(self.whole(a) for a in node.args), span=node.span, **dict(node.attrs))
@@ -107,6 +118,4 @@ class _Unroller:
             return build(node.op, *(self.lane(a, index) for a in node.args), span=node.span, **dict(node.attrs))
         if node.op == "layout":
             return self.lane(node.args[0], index)
-        raise CodaError(
-            [Diagnostic(f"'{node.op}' over the lane axis '{self.axis.name}' is not lowered yet", node.span)]
-        )
+        raise self._cannot(node)

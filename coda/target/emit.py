@@ -460,6 +460,8 @@ def finish_kernel(plan: Plan, finishing: Finishing) -> str:
             loader = "load_scalar" if not node.type.dims else "load_element"
             position = "" if not node.type.dims else ", i"
             expression = f"coda::{loader}<{finishing.operands[k].dtype.cpp}>(p.operands[{count + k}]{position})"
+        elif node.op == "index":
+            expression = "int64_t(i)"
         else:
             expression = scope.expression(node)
         scope.names[node] = f"v{number}"

@@ -10,12 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from coda.dtypes import BF16, F16, F32
+from coda.dtypes import BF16, BOOL, F16, F32, I32, I64
 from coda.errors import CodaError, Diagnostic
 from coda.ir import Axis, Dim, Node, Output, Param, Program, dim_size, topological
+from coda.ops import OPS
 from coda.ops.reduce import REDUCTIONS
 from coda.passes.lanes import lane_axes, unroll_lanes
 from coda.target.plan import Arg, Finishing, Lanes, Operand, Plan, Space, Store
+
+_FLOATS = (BF16, F16, F32)  # what a tile is stored and prefetched in
 
 
 def lower(program: Program) -> Plan:
@@ -23,7 +26,7 @@ def lower(program: Program) -> Plan:
     return _Lowering(program).plan()
 
 
-def _fail(message: str, node: Node | None = None, hint: str | None = None) -> CodaError:
+def _fail(message: str, node: Node | Param | None = None, hint: str | None = None) -> CodaError:
     return CodaError([Diagnostic(message, node.span if node else None, hint)])
 
 
@@ -53,12 +56,15 @@ class _Lowering:
         if len(dots) > 2 or any(d.args[0] is not first.args[0] for d in dots):
             raise _fail(
                 f"the program has {len(dots)} products; one kernel takes one, or two that share their left operand",
-                dots[-1],
-            )
+                dots[-1], "put the others into programs of their own, or their weights into one",
+            )  # fmt: skip
         self.a = self._stored_operand(first.args[0], transposed=False)
         self.b = tuple(self._stored_operand(d.args[1], transposed=True) for d in dots)
         if len(dots) == 2 and dots[0].type.dims != dots[1].type.dims:
-            raise _fail("two products in one kernel need the same result axes", dots[1])
+            one, other = (", ".join(a.name for a in d.type.axes) for d in dots)
+            raise _fail(
+                f"two products in one kernel need the same result axes; these have [{one}] and [{other}]", dots[1]
+            )
         self.rows, columns = first.type.dims
         self.contraction = first.args[0].type.dims[1]
         lanes = [a for a in axes if a in columns]
@@ -68,9 +74,12 @@ class _Lowering:
             self.products = tuple(dots)
         elif lanes:
             (self.lane_axis, *more) = lanes
-            if more or self.lane_axis.static != 2:
+            if more:
+                raise _fail(f"the columns of a product split once: over '{lanes[0]}' or over '{lanes[1]}'", first)
+            if self.lane_axis.static != 2:
                 raise _fail(
-                    f"the columns of a product have lanes over one axis of size 2, not over '{lanes[-1]}'", first
+                    f"axis '{self.lane_axis}' has size {self.lane_axis.size}; the columns of a product split in two",
+                    first,
                 )
             self.b_lanes = self._lane_order(columns, first)
             self.columns = tuple(a for a in columns if a != self.lane_axis)
@@ -79,8 +88,8 @@ class _Lowering:
             if missing:
                 raise _fail(
                     f"lane {min(missing)} of axis '{self.lane_axis}' is never used, half of the product is wasted",
-                    first,
-                )
+                    first, "pass the half of the weight that is used",
+                )  # fmt: skip
             self.products = tuple(sorted(self.products, key=lambda n: n.attr("index")))
         else:
             self.lane_axis = next((a for a in axes if a.static == 2), None)
@@ -90,22 +99,22 @@ class _Lowering:
     def _stored_operand(self, node: Node, transposed: bool) -> Param:
         """The parameter behind an operand of '@': A as x, B as w.T (both K-major)."""
         side = "right" if transposed else "left"
-        if transposed:
-            if node.op == "input":
-                raise _fail(
-                    f"the {side} operand '{node.attr('name')}' of '@' is stored [K, N]; "
-                    "this release takes K-major weights", node, "store the weight as [N, K] and write w.T",
-                )  # fmt: skip
-            if node.op != "transpose":
-                raise _fail(f"the {side} operand of '@' is computed; a kernel reads it from memory", node)
-            node = node.args[0]
-        if node.op == "transpose":
-            raise _fail("the left operand of '@' is stored [K, M]; this release takes K-major operands", node)
-        if node.op != "input":
+        is_transposed = node.op == "transpose"
+        leaf = node.args[0] if is_transposed else node
+        if leaf.op != "input":
             raise _fail(
-                f"the {side} operand of '@' is computed ('{node.op}'); a kernel reads it from memory", node,
+                f"the {side} operand of '@' is computed ('{leaf.op}'); a kernel reads it from memory", leaf,
                 "compute it in the program before, or pass it as a parameter",
             )  # fmt: skip
+        name = leaf.attr("name")
+        if is_transposed != transposed:
+            dims = _dim_names(leaf.type.dims)
+            raise _fail(
+                f"the {side} operand '{name}' of '@' is stored [{', '.join(dims)}]; "
+                "this release takes K-major operands", node,
+                f"store it as [{', '.join(reversed(dims))}] and write {name}{'.T' if transposed else ''}",
+            )  # fmt: skip
+        node = leaf
         if node.dtype not in (BF16, F16):
             hint = "bf16 and f16 are the operand dtypes of this release"
             raise _fail(f"the {side} operand '{node.attr('name')}' of '@' is {node.dtype}", node, hint)
@@ -118,8 +127,9 @@ class _Lowering:
         if position == len(dim) - 1:
             return Lanes.INNER
         raise _fail(
-            f"axis '{self.lane_axis}' must be first or last in its group ({' '.join(a.name for a in dim)})", node
-        )
+            f"axis '{self.lane_axis}' must be first or last in its group ({' '.join(a.name for a in dim)})", node,
+            "first keeps the lanes apart, last interleaves them",
+        )  # fmt: skip
 
     # ---- where values vary ----
 
@@ -176,6 +186,11 @@ class _Lowering:
         for leaf in leaves(roots):
             name, identity = self._operand_of(leaf)
             param = self.program.param(name)
+            if param.type.dtype not in (*_FLOATS, I64, I32, BOOL):
+                raise _fail(
+                    f"operand '{name}' is {param.type.dtype}; an epilogue reads bf16, f16, f32, i64, i32 and bool",
+                    param,
+                )
             row_dim, column_dim, lanes = self._tensor_dims(param.type.dims, leaf, name)
             space = self.space(leaf)
             found[name, identity] = Operand(name, space, param.type.dtype, row_dim, column_dim, lanes, identity)
@@ -189,17 +204,30 @@ class _Lowering:
         maps, result = 0, []
         for operand in operands:
             if operand.space is Space.TILE:
-                if operand.lanes is Lanes.INNER:
-                    raise _fail(f"operand '{operand.arg}' interleaves its lanes; this release reads (s F), lanes first")
-                if operand.dtype not in (BF16, F16, F32) or operand.row_dim != 0:
-                    raise _fail(
-                        f"operand '{operand.arg}' is {operand.dtype} over the whole tile; this release prefetches "
-                        "row-major bf16, f16 and f32"
-                    )
+                self._check_tile_operand(operand)
                 operand = replace(operand, map=maps)
                 maps += 1
             result.append(operand)
         return result
+
+    def _check_tile_operand(self, operand: Operand) -> None:
+        """TMA fetches rows of 16- and 32-bit floats, of one lane at a time."""
+        param = self.program.param(operand.arg)
+        if operand.dtype not in _FLOATS:
+            raise _fail(
+                f"operand '{param.name}' is {operand.dtype} over the whole tile; "
+                "this release prefetches bf16, f16 and f32", param,
+            )  # fmt: skip
+        if operand.row_dim != 0:
+            raise _fail(
+                f"operand '{param.name}' is stored by columns; this release prefetches rows", param,
+                f"store it as [{', '.join(_dim_names((self.rows, self.columns)))}]",
+            )  # fmt: skip
+        if operand.lanes is Lanes.INNER:
+            raise _fail(
+                f"operand '{param.name}' interleaves its lanes; this release prefetches each lane by itself", param,
+                f"store it with '{self.lane_axis}' first in its group",
+            )  # fmt: skip
 
     # ---- stores and finish kernels ----
 
@@ -213,6 +241,8 @@ class _Lowering:
     def _plan(self) -> Plan:
         stores: list[Store] = []
         finished: dict[str, list[tuple[Output, Node]]] = {"row": [], "column": []}
+        for node in walk([o.value for o in self.program.outputs], lambda n: is_leaf(n) or n in self.products):
+            self._check_expressible(node)
         for output in self.program.outputs:
             if output.into:
                 raise _fail(
@@ -233,17 +263,30 @@ class _Lowering:
             operands=self._operands([v for s in stores for v in s.values]), stores=tuple(stores), finishings=finishings,
         )  # fmt: skip
 
+    def _check_expressible(self, node: Node) -> None:
+        """Whether generated math has words for a node."""
+        if node.op == "index" and (node.attr("axis"),) not in (self.rows, self.columns):
+            raise _fail(
+                f"index({node.attr('axis')}) counts along a part of the rows or columns, which is lowered in a later "
+                "release", node, "pass the positions as an operand",
+            )  # fmt: skip
+        if node.op == "cast" and not _is_rounding(node):
+            raise _fail(f"a cast from {node.args[0].dtype} to {node.dtype} is lowered in a later release", node)
+        if OPS[node.op].cpp is None and not is_leaf(node) and node not in self.products and node.op not in _STRUCTURE:
+            raise _fail(f"'{node.op}' in an epilogue is lowered in a later release", node)
+
     def _tile_store(self, output: Output) -> Store:
         value = output.value
         values = value.args if value.op == "stack" else (value,)
         row_dim, column_dim, lanes = self._tensor_dims(output.type.dims, value, output.name)
         if row_dim is None or column_dim is None:
-            space = self.space(values[0]).value
+            space = self.space(values[0])
+            each = "" if space is Space.UNIFORM else f" for each {space.value}"
             raise _fail(
-                f"output '{output.name}' is one value for each {space}, not one for each element of the product", value,
+                f"output '{output.name}' is one value{each}, not one for each element of the product", value,
                 "return it over the whole tile, or reduce over the other axis",
             )  # fmt: skip
-        if output.type.dtype not in (BF16, F16, F32):
+        if output.type.dtype not in _FLOATS:
             raise _fail(f"output '{output.name}' is {output.type.dtype}; this release stores bf16, f16 and f32", value)
         return Store("tile", tuple(values), output.type.dtype, output.name, lanes, row_dim, column_dim)
 
@@ -259,6 +302,12 @@ class _Lowering:
             raise _fail(
                 f"'{kind}' over an axis is lowered in a later release", reduction, "sum, mean, max and min are lowered"
             )
+        over = self.space(reduction.args[0])
+        if axes in (rows, columns) and over is not Space.TILE:
+            raise _fail(
+                f"this reduces one value for each {over.value}; a kernel reduces values of rows and columns", reduction,
+                "reduce it before, and pass the result",
+            )  # fmt: skip
         if axes == columns and self.space(reduction) in (Space.ROW, Space.UNIFORM):
             return "row"
         if axes == rows and self.space(reduction) in (Space.COLUMN, Space.UNIFORM):
@@ -299,12 +348,25 @@ class _Lowering:
             partials.append(len(stores) - 1)
         operands = self._operands_above(results, set(reductions))
         for output, _ in results:
-            if output.type.dtype not in (BF16, F16, F32):
-                raise _fail(f"output '{output.name}' is {output.type.dtype}; this release stores bf16, f16 and f32")
+            if output.type.dtype not in _FLOATS:
+                raise _fail(
+                    f"output '{output.name}' is {output.type.dtype}; this release stores bf16, f16 and f32",
+                    output.value,
+                )
         return Finishing(kind, tuple(partials), operands, tuple((v, o.name, o.type.dtype) for o, v in results))
 
     def _operands_above(self, results: list[tuple[Output, Node]], stop: set[Node]) -> tuple[Operand, ...]:
         return self._operands([above for _, value in results for above in leaves_above(value, stop)])
+
+
+# Operations without a C++ expression that are lowered by what they are; reductions are judged by their kind.
+_STRUCTURE = {"const", "index", "cast", "layout", "stack", *(name for name, op in OPS.items() if op.family == "reduce")}
+
+
+def _is_rounding(cast: Node) -> bool:
+    """A cast that generated math rounds as torch does: to a float of at least 16 bits, or to a wider integer."""
+    source, target = cast.args[0].dtype, cast.dtype
+    return target in _FLOATS or (source.kind != "float" and target in (I32, I64) and source.bits <= target.bits)
 
 
 def is_leaf(node: Node) -> bool:
