@@ -267,14 +267,13 @@ def rewrite(program: Program, visit: Callable[[Node, tuple[Node, ...]], Node | N
     return replace(rebuilt, names=tuple((new[node], name) for node, name in program.names if node in new))
 
 
-def substitute(roots: Iterable[Node], replacements: Mapping[Node, Node]) -> list[Node]:
-    """The roots with some nodes below them replaced; what only the replaced nodes read is not visited."""
+def substitute(roots: Iterable[Node], replacements: Mapping[Node, Node]) -> dict[Node, Node]:
+    """What becomes of the roots and all below them when some nodes are replaced. What only replaced nodes read is not
+    visited."""
     from coda.ops import rebuild
 
     new = dict(replacements)
-
-    roots = list(roots)
     for node in topological(roots, lambda node: () if node in replacements else node.args):
         if node not in new:
             new[node] = rebuild(node, [new[a] for a in node.args])
-    return [new[root] for root in roots]
+    return new

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
+from itertools import chain, count
 from typing import Any
 
 import sympy
@@ -125,23 +126,24 @@ class _Names:
             if output.into is None and output.name not in self.taken:
                 self.wanted.setdefault(output.value, output.name)
         self.taken |= {o.name for o in program.outputs}
-        self.counter: Counter[str] = Counter()
-        for node, name in program.names:
-            if node not in self.wanted and name not in self.taken:
-                self.wanted[node] = name
-                self.taken.add(name)
+        self.hints = dict(program.names)
 
     def of(self, node: Node) -> str:
         """The name of the result that the node is, or that it has in the source; else acc1 for a product, t1 for
         anything else."""
         if node in self.wanted:
             return self.wanted[node]
+        if node in self.hints:
+            return self.first_free([self.hints[node]], f"{self.hints[node]}_", 2)
         stem = "acc" if node.op == "dot" else "t"
-        while True:
-            self.counter[stem] += 1
-            name = f"{stem}{self.counter[stem]}"
-            if name not in self.taken:
-                return name
+        return self.first_free([], stem, 1)
+
+    def first_free(self, names: list[str], stem: str, start: int) -> str:
+        """The first of the names, then stem1, stem2 ..., that nothing else has."""
+        numbered = (f"{stem}{n}" for n in count(start))
+        name = next(n for n in chain(names, numbered) if n not in self.taken)
+        self.taken.add(name)
+        return name
 
 
 class _Statements:

@@ -41,6 +41,9 @@ def constant(value: int | float) -> Node:
 class EpilogueBuilder:
     """One product of [M, K] and [N, K], and random math on its result over the axes M and N."""
 
+    unary: Sequence[str] = UNARY
+    constants: st.SearchStrategy = CONSTANTS
+
     def __init__(self, draw, factors: Sequence[DType] = STORAGE):
         self.draw = draw
         self.params: list[Param] = []
@@ -63,7 +66,7 @@ class EpilogueBuilder:
         if kind == "value":
             return self.pick()
         if kind == "constant":
-            return constant(self.draw(CONSTANTS))
+            return constant(self.draw(self.constants))
         optional = op in IDENTITIES and kind != "scalar" and self.draw(st.booleans())
         name, dtype = f"{kind}{len(self.params)}", self.draw(st.sampled_from(STORAGE))
         node = self.parameter(name, dtype, OPERAND_AXES[kind], optional)
@@ -73,7 +76,7 @@ class EpilogueBuilder:
         kind = self.draw(st.sampled_from(["unary", "binary", "binary", "where", "cast", "reduce", "clamp"]))
         x = self.pick()
         if kind == "unary":
-            return build(self.draw(st.sampled_from(UNARY)), x)
+            return build(self.draw(st.sampled_from(self.unary)), x)
         if kind == "binary":
             op = self.draw(st.sampled_from(BINARY))
             other = self.operand(op)
@@ -85,7 +88,7 @@ class EpilogueBuilder:
         if kind == "cast":
             return cast(x, self.draw(st.sampled_from(STORAGE)), self.draw(st.booleans()))
         if kind == "clamp":
-            return build("clamp", x, constant(self.draw(CONSTANTS)), constant(self.draw(CONSTANTS)))
+            return build("clamp", x, constant(self.draw(self.constants)), constant(self.draw(self.constants)))
         axes = [a.name for a in x.type.axes]
         if not axes:
             return build("neg", x)
@@ -102,10 +105,12 @@ class EpilogueBuilder:
 
 
 @st.composite
-def random_epilogue(draw, max_steps: int = 8, factors: Sequence[DType] = STORAGE) -> Program:
+def random_epilogue(
+    draw, max_steps: int = 8, factors: Sequence[DType] = STORAGE, builder_type: type[EpilogueBuilder] = EpilogueBuilder
+) -> Program:
     """A valid epilogue program with operands of every kind, explicit casts, reductions and up to three outputs.
     ``factors``: the dtypes its product may have."""
-    builder = EpilogueBuilder(draw, factors)
+    builder = builder_type(draw, factors)
     for _ in range(draw(st.integers(0, max_steps))):
         builder.values.append(builder.step())
     results = [builder.values[-1], *(builder.pick() for _ in range(draw(st.integers(0, 2))))]

@@ -1,0 +1,141 @@
+"""What the forward keeps for the backward, and what the backward computes again.
+
+A kept value costs its bytes once written and once read; a pointwise value computed again costs nothing that shows
+beside a product. So the values to keep are the cheapest set that separates what the gradients read from what must not
+be computed again: products (unless ``memory="low"``) and reductions. That is a minimum cut, weighted in bytes; of equal
+ones the one closest to the gradients is taken, so a preactivation is kept with its bias, and 1/rms, not the mean.
+
+Parameters and outputs of the program cost nothing: they are there. A value of which an output is the rounding (``z``
+and the ``bf16`` it is returned as) is read from that output. A kept value is stored in the dtype of the matrices around
+it, a statistic in f32: label ``algebraic (rounding moved)``, unless the program itself rounds there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from coda.dtypes import F32, DType
+from coda.frontend.rounding import is_stored, nearest_storage
+from coda.ir import Node, Output, Param, Program, substitute, topological
+from coda.ops import OPS, build
+from coda.passes.labels import BITWISE, Label, Note, note
+from coda.passes.mincut import vertex_cut
+from coda.passes.naming import Fresh, taken_names
+
+_LEAVES = {"input", "const", "index", "size"}
+_STEMS = {"dot": "acc", "rsqrt": "r", "reduce_mean": "mean", "reduce_logsumexp": "lse", "reduce_max": "top"}
+NOMINAL = 4096  # the size that a symbolic axis is assumed to have where costs are compared
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The forward with what it keeps, and the gradients over what is there then."""
+
+    forward: Program
+    params: tuple[Param, ...]  # operands of the forward, then kept values
+    saved: tuple[str, ...]
+    outputs: tuple[Output, ...]
+    names: dict[Node, str]
+    notes: tuple[Note, ...]
+
+    def reads(self, name: str) -> bool:
+        return any(n.op == "input" and n.attr("name") == name for n in topological(o.value for o in self.outputs))
+
+
+def keep_for(program: Program, gradients: Program, memory: str) -> Kept:
+    """Decide what ``program`` keeps so that ``gradients``, which read values of it, can be computed."""
+    there = _there(program)
+    kept = _cheapest(program, gradients, there, memory)
+    extra = _outputs(program, kept, Fresh(taken_names(program) | taken_names(gradients)))
+    notes = tuple(_note(node, output) for node, output in extra.items())
+    forward = program.with_outputs((*program.outputs, *extra.values())) if extra else program
+    there |= extra
+    new = substitute((o.value for o in gradients.outputs), {n: _read(o, n) for n, o in there.items()})
+    results = tuple(replace(o, value=new[o.value]) for o in gradients.outputs)
+    read = {n.attr("name") for n in topological(o.value for o in results) if n.op == "input"}
+    saved = [o for o in dict.fromkeys(there.values()) if o.name in read]
+    params = [p for p in program.params if p.name in read] + [Param(o.name, o.type) for o in saved]
+    names = {new[node]: name for node, name in gradients.names if node in new}
+    return Kept(forward, tuple(params), tuple(o.name for o in saved), results, names, notes)
+
+
+def _there(program: Program) -> dict[Node, Output]:
+    """The values that outputs hold, exactly or (a computed one that is no statistic) in their rounding."""
+    there: dict[Node, Output] = {}
+    outputs = [o for o in program.outputs if o.into is None and not o.is_partial and o.value.op not in _LEAVES]
+    for output in outputs:
+        there.setdefault(output.value, output)
+    for output in outputs:
+        if output.value.op == "cast" and not output.value.attr("saturate") and output.type.dtype.bits >= 16:
+            (exact,) = output.value.args
+            if exact.dtype == F32 and exact.op not in _LEAVES and not is_statistic(exact):
+                there.setdefault(exact, output)
+    return there
+
+
+def _cheapest(program: Program, gradients: Program, there: dict[Node, Output], memory: str) -> list[Node]:
+    """The values to keep besides what is there."""
+    forward = set(program.nodes())
+    computed = topological((o.value for o in gradients.outputs), lambda n: () if n in forward else n.args)
+
+    def again(node: Node) -> tuple[Node, ...]:
+        """The values from which a value can be computed again."""
+        return () if node in there or node in never else node.args
+
+    never = {n for n in forward if OPS[n.op].family == "reduce" or (n.op == "dot" and memory != "low")}
+    read = [n for n in computed if n in forward]
+    around = [n for n in topological(read, again) if n not in there and n.op not in _LEAVES]
+    costs = {n: _bytes(n) for n in around}
+    edges = [(a, n) for n in around for a in again(n) if a in costs]
+    return vertex_cut(costs, edges, [n for n in around if n in never], [n for n in read if n in costs])
+
+
+def _bytes(node: Node) -> int:
+    elements = node.type.elements
+    elements = elements.subs({s: NOMINAL for s in elements.free_symbols})
+    return max(1, int(elements)) * stored_dtype(node).bytes
+
+
+def stored_dtype(node: Node) -> DType:
+    """The dtype in which a value is kept."""
+    if node.dtype != F32 or is_stored(node) or is_statistic(node):
+        return node.dtype
+    return nearest_storage(node)
+
+
+def is_statistic(node: Node) -> bool:
+    """Whether a value is made of reductions and vectors, no wider than one of them: 1/rms, a mean, a log-sum-exp."""
+    found: dict[Node, bool] = {}
+    for n in topological([node]):
+        if n.op == "input" or not n.type.dims:
+            found[n] = len(n.type.axes) <= 1
+        elif OPS[n.op].family == "reduce":
+            found[n] = True
+        else:
+            wide = [a for a in n.args if a.type.dims]
+            narrow = any(a.type.names == n.type.names for a in wide)
+            found[n] = n.op != "dot" and narrow and all(found[a] for a in wide)
+    return found[node]
+
+
+def _outputs(program: Program, kept: list[Node], fresh: Fresh) -> dict[Node, Output]:
+    """An output for each kept value, named as in the source or after what makes it."""
+    known = dict(program.names)
+    outputs = {}
+    for node in kept:
+        dtype = stored_dtype(node)
+        stored = node if node.dtype == dtype else build("cast", node, dtype=dtype, saturate=False, span=node.span)
+        outputs[node] = Output(fresh(known.get(node, _STEMS.get(node.op, "kept"))), stored, stored.type)
+    return outputs
+
+
+def _read(output: Output, node: Node) -> Node:
+    """An output as the backward reads it, with the dims of the value it stands for."""
+    value = build("input", name=output.name, type=output.type)
+    return value if value.type.dims == node.type.dims else build("layout", value, dims=node.type.dims)
+
+
+def _note(node: Node, output: Output) -> Note:
+    rounds = node.dtype != output.type.dtype
+    label = Label(f"the backward reads '{output.name}' rounded to {output.type.dtype}") if rounds else BITWISE
+    return note("save", f"'{output.name}': {output.type} is kept for the backward", label, node)

@@ -1,0 +1,41 @@
+"""Gradients of random programs against torch autograd, in float64."""
+
+from __future__ import annotations
+
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from coda.errors import CodaError
+from coda.passes.differentiate import differentiate
+from coda.runtime.binding import bind, shapes_of
+from coda.runtime.inputs import random_inputs
+from coda.runtime.reference import evaluate
+from tests.gradients import autograd, check_gradients, seeds_for
+from tests.programs import EpilogueBuilder, random_epilogue
+
+SIZES = {"M": 3, "N": 4, "K": 2}
+
+
+class Tame(EpilogueBuilder):
+    """Programs whose values stay finite and mostly off the kinks."""
+
+    unary = ("neg", "abs", "tanh", "sigmoid", "relu", "silu", "gelu_erf", "gelu_tanh", "erf")
+    constants = st.floats(0.25, 2.0, width=16)
+
+
+@settings(max_examples=150, deadline=None)
+@given(random_epilogue(builder_type=Tame), st.integers(0, 99), st.sampled_from(["auto", "low"]))
+def test_random_programs(program, seed, memory):
+    try:
+        backward = differentiate(program)
+    except CodaError as error:
+        if "no output" in str(error) or "'clamp' has no derivative" in str(error):
+            return
+        raise
+    inputs = random_inputs(program, SIZES, seed)
+    outputs = evaluate(program, inputs, exact=True)
+    assume(all(y.isfinite().all() and (y.abs() < 1e6).all() for y in outputs.values()))
+    sizes = bind(program, shapes_of(inputs), SIZES)
+    want = autograd(program, inputs, seeds_for(program, backward, sizes, seed + 1), sizes)
+    assume(all(g is None or g.isfinite().all() for g in want.values()))
+    check_gradients(program, SIZES, inputs=inputs, seed=seed, memory=memory, rtol=1e-7)
