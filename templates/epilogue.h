@@ -13,6 +13,7 @@
 #include <cutlass/epilogue/dispatch_policy.hpp>
 #include <cutlass/pipeline/sm90_pipeline.hpp>
 
+#include "heads.h"
 #include "operand.h"
 #include "store.h"
 #include "tile_operand.h"
@@ -67,6 +68,8 @@ struct Epilogue {
   static constexpr int kThreads = kSlabRows * 2;  // of the consumers of one tile
   using Row = typename Visitor::Row;
   using Columns = typename Visitor::Columns;
+  static constexpr int kHead = Visitor::kHead, kHeads = kHead > 0 ? kColumns / kHead : 0;  // heads of a tile
+  static_assert(kHead == 0 || kColumns % kHead == 0, "a tile holds whole heads");
   static constexpr bool kHasRows = !cute::is_empty_v<Row>, kHasColumns = !cute::is_empty_v<Columns>;
   static_assert(kColumns % 32 == 0 || kColumns % 32 == 16, "steps are 32 columns, the last one may be 16");
 
@@ -85,6 +88,7 @@ struct Epilogue {
     uint8_t chunks[kHasTiles ? kStages * kStageBytes : 16];
     Row rows[kHasRows ? kTileM : 1];
     Columns columns[kHasColumns ? kColumns / 2 : 1];
+    alignas(16) char slots[kHead > 0 ? kHeads * Visitor::kSlotBytes + 1 : 1];  // column values of heads
   };
   static_assert(sizeof(TensorStorage) <= Config::epilogue_bytes(kStages));
   struct SharedStorage {
@@ -101,7 +105,7 @@ struct Epilogue {
   CUTLASS_DEVICE static void prefetch_tma_descriptors(Params const&) {}
 
   CUTLASS_DEVICE Epilogue(Params const& p, TensorStorage& s)
-      : p_(*p.launch), smem_(cute::cast_smem_ptr_to_uint(s.chunks)), rows_(s.rows), columns_(s.columns) {}
+      : p_(*p.launch), smem_(cute::cast_smem_ptr_to_uint(s.chunks)), rows_(s.rows), columns_(s.columns), slots_(s.slots) {}
   CUTLASS_DEVICE bool is_producer_load_needed() const { return kHasTiles && Visitor::needs_tiles(p_); }
 
   // The producer warp: one chunk a stage, all streams behind one barrier.
@@ -148,15 +152,10 @@ struct Epilogue {
     stage(uniform, int(cute::get<0>(coord)) * kTileM, x.column, thread);
     CUTLASS_PRAGMA_UNROLL
     for (int slab = 0; slab < kSlabs; ++slab) {
-      typename Visitor::Totals totals;
       Row const* row = rows_ + warp * 16 + (lane >> 2) + slab * kSlabRows;
       Row const rows[2] = {row[0], row[kHasRows ? 8 : 0]};
-      CUTLASS_PRAGMA_UNROLL
-      for (int first = 0; first + 32 <= kColumns; first += 32)
-        step<32>(acc + slab * kTileN / 2, first, slab, x, uniform, rows, reader, tiles, totals);
-      if constexpr (kColumns % 32 == 16)
-        step<16>(acc + slab * kTileN / 2, kColumns - 16, slab, x, uniform, rows, reader, tiles, totals);
-      Visitor::store_rows(p_, totals, x.row + slab * kSlabRows, x);
+      if constexpr (kHead > 0) visit_heads(acc + slab * kTileN / 2, x, x.row + slab * kSlabRows, uniform, rows);
+      else visit_columns(acc + slab * kTileN / 2, slab, x, uniform, rows, reader, tiles);
     }
     return cute::make_tuple(state, store_state);
   }
@@ -170,12 +169,13 @@ struct Epilogue {
   uint32_t smem_;
   Row* rows_;
   Columns* columns_;
+  char* slots_;
 
   // Values of rows and columns go through shared memory: each is loaded and computed once a tile, at any alignment, and
   // read back without a branch. The first barrier waits for the readers of the tile before (cooperative; in ping-pong
   // the order of the two warp groups' epilogues does, and each tile is one group's).
   template <class Uniform> CUTLASS_DEVICE void stage(Uniform const& uniform, int row, int column, int thread) const {
-    if constexpr (kHasRows || kHasColumns) {
+    if constexpr (kHasRows || kHasColumns || Visitor::kSlotBytes > 0) {
       auto const sync = [] { cutlass::arch::NamedBarrier::sync(kThreads, cutlass::arch::ReservedNamedBarriers::EpilogueBarrier); };
       sync();
       if constexpr (kHasRows)
@@ -183,8 +183,37 @@ struct Epilogue {
       if constexpr (kHasColumns)
         for (int i = thread; i < kColumns / 2; i += kThreads)
           columns_[i] = Visitor::columns(p_.operands, uniform, column + 2 * i, p_.n / kLanes);
+      if constexpr (Visitor::kSlotBytes > 0)
+        for (int i = thread; i < kColumns / 2; i += kThreads) {
+          int const head = i / (kHead / 2), pair = i % (kHead / 2);
+          Visitor::dispatch(column / kHead + head, p_.n / kHead, [&](auto segment, int g) {
+            decltype(segment)::stage(slots_ + head * Visitor::kSlotBytes, p_.operands, uniform, g, pair);
+          });
+        }
       sync();
     }
+  }
+
+  // All columns of a slab, in steps.
+  template <class Uniform, class Reader>
+  CUTLASS_DEVICE void visit_columns(float const* acc, int slab, Position const& x, Uniform const& uniform,
+                                    Row const (&rows)[2], Reader& reader, bool tiles) {
+    typename Visitor::Totals totals;
+    CUTLASS_PRAGMA_UNROLL
+    for (int first = 0; first + 32 <= kColumns; first += 32)
+      step<32>(acc, first, slab, x, uniform, rows, reader, tiles, totals);
+    if constexpr (kColumns % 32 == 16) step<16>(acc, kColumns - 16, slab, x, uniform, rows, reader, tiles, totals);
+    Visitor::store_rows(p_, totals, x.row + slab * kSlabRows, x);
+  }
+
+  // The heads of a slab, each by the segment it belongs to.
+  template <class Uniform>
+  CUTLASS_DEVICE void visit_heads(float const* acc, Position const& x, int row, Uniform const& uniform, Row const (&rows)[2]) {
+    CUTLASS_PRAGMA_UNROLL
+    for (int h = 0; h < kHeads; ++h)
+      Visitor::dispatch(x.column / kHead + h, p_.n / kHead, [&](auto segment, int g) {
+        decltype(segment)::visit(HeadView{acc + h * kHead / 2}, p_, uniform, rows, slots_ + h * Visitor::kSlotBytes, g, row, x.q);
+      });
   }
 
   template <int kWidth, class Uniform, class Reader, class Totals>

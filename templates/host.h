@@ -78,7 +78,7 @@ inline int64_t store_count(Call const& call, Store const& store) {
   return partials(*call.variant, store.kind == StoreKind::kRow, call.rows, call.columns);
 }
 
-inline bool in_workspace(Store const& store) { return store.kind != StoreKind::kTile && store.arg < 0; }
+inline bool in_workspace(Store const& store) { return store.arg < 0; }
 
 inline int64_t store_bytes(Call const& call, Store const& store) {
   if (!in_workspace(store)) return 0;

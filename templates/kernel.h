@@ -34,7 +34,8 @@ struct Config {
   static constexpr int epilogue_bytes(int operand_stages) {
     int const rows = kTileM * int(sizeof(typename Visitor::Row));
     int const columns = kTileN / Visitor::kLanes / 2 * int(sizeof(typename Visitor::Columns));
-    return (64 + operand_stages * kOperandStageBytes + rows + columns + 1023) / 1024 * 1024;
+    int const slots = Visitor::kHead > 0 ? kTileN / Visitor::kHead * Visitor::kSlotBytes : 0;
+    return (96 + operand_stages * kOperandStageBytes + rows + columns + slots + 1023) / 1024 * 1024;
   }
   static constexpr int mainloop_stages(int operand_stages) {
     return (kSharedBytes - kBarrierBytes - epilogue_bytes(operand_stages)) / ((kTileM + kTileN) * kTileK * 2);

@@ -8,12 +8,13 @@ namespace coda {
 
 // Where an epilogue operand lives. The element of row m, column n, lane l is data[m * row + n * column + l * lane];
 // strides count elements and are 0 along axes the operand lacks. Lanes are the two halves of a paired product (gate
-// and up). An absent optional operand has no data and stands for `value`, the identity of the + or * it is in; so
+// and up), or heads. An absent optional operand has no data and stands for `value`, the identity of the + or * it is in; so
 // does a scalar passed from the host.
 struct Operand {
   void const* data;
   int64_t row, column, lane;
   float value;
+  int64_t extent;  // rows of a table that is gathered from
 };
 
 // Where a result goes. `vector` allows 16-byte stores: base, row stride and width are multiples of 16 bytes.
@@ -21,6 +22,8 @@ struct Output {
   void* data;
   int64_t row, column, lane;
   int32_t vector;
+  int32_t rows_per_batch;  // not 0: rows come in batches of so many, `batch` apart (an output [B, H, T, d])
+  int64_t batch;
 };
 
 // The order in which persistent clusters walk the output tiles: groups of `swizzle` cluster tiles along the minor

@@ -27,6 +27,22 @@ CODA_FN auto load_columns(Operand const& o, int column, int columns, int lane = 
   return {column < columns ? load(p) : T(0), column + 1 < columns ? load(p + o.column) : T(0)};
 }
 
+// Head-wise operands: `lane` is the stride from head to head.
+template <class D> CODA_FN auto load_head(Operand const& o, int head, int column) -> decltype(load((D const*)nullptr)) {
+  using T = decltype(load((D const*)nullptr));
+  return o.data ? load(static_cast<D const*>(o.data) + head * o.lane + column * o.column) : T(o.value);
+}
+template <class D>
+CODA_FN auto load_head_columns(Operand const& o, int head, int column) -> Two<decltype(load((D const*)nullptr))> {
+  return {load_head<D>(o, head, column), load_head<D>(o, head, column + 1)};
+}
+// Row `row` of a table, wherever that is; NaN outside it, so that a wrong position shows and nothing is read.
+template <class D> CODA_FN Two<float> load_gathered(Operand const& o, int64_t row, int column) {
+  if (row < 0 || row >= o.extent) return {NAN, NAN};
+  D const* p = static_cast<D const*>(o.data) + row * o.row + column * o.column;
+  return {load(p), load(p + o.column)};
+}
+
 // Element i of a row or column operand in a finish kernel: one of the two strides is 0.
 template <class D> CODA_FN auto load_element(Operand const& o, int i) -> decltype(load((D const*)nullptr)) {
   using T = decltype(load((D const*)nullptr));

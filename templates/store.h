@@ -28,13 +28,18 @@ CUTLASS_DEVICE void transpose4(uint32_t (&r)[4], int q) {
   else r[2] = s0, r[3] = s1;
 }
 
+CUTLASS_DEVICE int64_t row_offset(Output const& o, int row) {
+  if (o.rows_per_batch == 0) return row * o.row;
+  int const batch = row / o.rows_per_batch;
+  return batch * o.batch + (row - batch * o.rows_per_batch) * o.row;
+}
 template <class T> CUTLASS_DEVICE T* element(Output const& o, int row, int column, int lane) {
-  return static_cast<T*>(o.data) + row * o.row + column * o.column + lane * o.lane;
+  return static_cast<T*>(o.data) + row_offset(o, row) + column * o.column + lane * o.lane;
 }
 
 // The same where columns are adjacent (`vector`): no 64-bit multiplication for the column.
 template <class T> CUTLASS_DEVICE T* adjacent(Output const& o, int row, int column, int lane) {
-  return static_cast<T*>(o.data) + (row * o.row + lane * o.lane) + column;
+  return static_cast<T*>(o.data) + (row_offset(o, row) + lane * o.lane) + column;
 }
 
 // One element at a time: any strides, any width.

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from coda.build.describe import Metadata, argument_text, describe, plans_of, signature
 from coda.resources import templates_dir
 from coda.target.legality import DESIGN_SMS, argument_count, checks
-from coda.target.plan import SHARED_BYTES, THREADS, Finishing, Lanes, Operand, Plan, Store, Variant
+from coda.target.plan import SHARED_BYTES, THREADS, Finishing, Lanes, Operand, Plan, Store, Variant, Walk
 from coda.target.requirements import Checks, Extent, Requirement
 
 FINISH_BLOCK = 32 * 16  # threads of a finish kernel
@@ -166,13 +166,19 @@ def _operand(plan: Plan, operand: Operand, index: dict[str, int]) -> str:
     arg = plan.arg(operand.arg)
     absent = operand.identity if arg.default is None else float(arg.default)
     dims = f"{_dim(operand.row_dim)}, {_dim(operand.column_dim)}, {_lanes(operand.lanes)}"
-    return f"{{{index[operand.arg]}, {dims}, {_dim(operand.map)}, {_float(absent)}}}"
+    return f"{{{index[operand.arg]}, {dims}, {_dim(operand.map)}, {_float(absent)}, {_walk(operand.walk)}}}"
 
 
 def _store(store: Store, index: dict[str, int]) -> str:
     arg = -1 if store.arg is None else index[store.arg]
     dims = f"{_dim(store.row_dim)}, {_dim(store.column_dim)}, {_lanes(store.lanes)}"
-    return f"{{StoreKind::k{store.kind.capitalize()}, {arg}, {dims}}}"
+    return f"{{StoreKind::k{store.kind.capitalize()}, {arg}, {dims}, {_walk(store.walk)}}}"
+
+
+def _walk(walk: Walk | None) -> str:
+    if walk is None:
+        return "{-1, -1, -1, -1, 0}"
+    return "{" + ", ".join(map(_dim, (walk.row, walk.batch, walk.head, walk.column, walk.head_scale))) + "}"
 
 
 def _finishing_parts(plan: Plan, finishing: Finishing, index: dict[str, int]) -> str:
@@ -191,7 +197,7 @@ def _finishing_parts(plan: Plan, finishing: Finishing, index: dict[str, int]) ->
 def _result(plan: Plan, kind: str, index: dict[str, int], name: str) -> str:
     dim = 0 if plan.arg(name).dims else -1
     dims = f"{dim}, -1" if kind == "row" else f"-1, {dim}"
-    return f"{{StoreKind::kTile, {index[name]}, {dims}, Lanes::kNone}}"
+    return f"{{StoreKind::kTile, {index[name]}, {dims}, Lanes::kNone, {_walk(None)}}}"
 
 
 def _finishing(plan: Plan, finishing: Finishing, kernels: _Kernels) -> str:

@@ -83,7 +83,7 @@ def checks(plan: p.Plan) -> Checks:
 
 def partial_outputs(plan: p.Plan) -> dict[str, p.Store]:
     """Outputs that are unfinished reductions: tensors [count, length]."""
-    return {s.arg: s for s in plan.stores if s.kind != "tile" and s.arg is not None and not s.finished}
+    return {s.arg: s for s in plan.stores if s.kind in ("row", "column") and s.arg is not None and not s.finished}
 
 
 # {who} and {type} of the argument, {dim}, {extent}, {limit} (the value) and {why} are filled here; the rest when a

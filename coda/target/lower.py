@@ -16,6 +16,8 @@ from coda.ir import Axis, Dim, Node, Output, Param, Program, dim_size, topologic
 from coda.ops import OPS
 from coda.ops.reduce import REDUCTIONS
 from coda.passes.lanes import lane_axes, unroll_lanes
+from coda.passes.parts import push_parts
+from coda.target.heads import HeadLowering, is_head_wise
 from coda.target.plan import Arg, Finishing, Lanes, Operand, Plan, Space, Store
 
 _FLOATS = (BF16, F16, F32)  # what a tile is stored and prefetched in
@@ -37,6 +39,7 @@ class _Lowering:
         try:
             self.program = unroll_lanes(program)
             self._find_product(lane_axes(program))
+            self.head_lowering = self._head_wise()
         except CodaError as error:
             error.source = error.source or program.source
             raise
@@ -119,6 +122,18 @@ class _Lowering:
             hint = "bf16 and f16 are the operand dtypes of this release"
             raise _fail(f"the {side} operand '{node.attr('name')}' of '@' is {node.dtype}", node, hint)
         return self.program.param(node.attr("name"))
+
+    def _head_wise(self) -> HeadLowering | None:
+        """The lowering by heads, where the program looks inside the columns of its product."""
+        if not is_head_wise(self.program, self.columns):
+            return None
+        if self.lanes == 2:
+            raise _fail(
+                "a head-wise epilogue of a product with two lanes is lowered in a later release", self.products[0]
+            )
+        self.program = push_parts(self.program)
+        (dot,) = (n for n in self.program.nodes() if n.op == "dot")
+        return HeadLowering(self.program, dot, self.rows, self.columns)
 
     def _lane_order(self, dim: Dim, node: Node) -> Lanes:
         position = dim.index(self.lane_axis)
@@ -238,7 +253,26 @@ class _Lowering:
             error.source = error.source or self.source
             raise
 
+    def _head_plan(self, lowering: HeadLowering) -> Plan:
+        heads = lowering.heads()
+        found = {}
+        for output in self.program.outputs:
+            for leaf in filter(lowering.is_leaf, lowering.walk([output.value])):
+                operand = lowering.operand(leaf)
+                found[operand.arg, operand.identity] = operand
+                for index in [n for n in topological([leaf]) if n.op == "gather"]:
+                    position = lowering.operand(index.args[1])
+                    found[position.arg, position.identity] = position
+        return Plan(
+            name=self.program.name, program=self.program, args=_args(self.original), a=self.a.name,
+            b=tuple(p.name for p in self.b), lanes=1, b_lanes=Lanes.NONE, rows=self.rows, columns=self.columns,
+            contraction=self.contraction, lane_axis=None, operands=tuple(found.values()), stores=tuple(lowering.stores),
+            finishings=(), heads=heads,
+        )  # fmt: skip
+
     def _plan(self) -> Plan:
+        if self.head_lowering is not None:
+            return self._head_plan(self.head_lowering)
         stores: list[Store] = []
         finished: dict[str, list[tuple[Output, Node]]] = {"row": [], "column": []}
         for node in walk([o.value for o in self.program.outputs], lambda n: is_leaf(n) or n in self.products):

@@ -182,7 +182,7 @@ class Plan:
 
     @property
     def tile_operands(self) -> tuple[Operand, ...]:
-        return tuple(o for o in self.operands if o.space is Space.TILE)
+        return tuple(o for o in self.operands if o.map is not None)
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,6 @@ from coda.errors import CodaError
 from coda.ir import Dim, dim_size
 from coda.target.plan import TILES, Plan, Tile, Variant
 
-DEFAULT = Tile(128, 128)
-
 
 def choose_tile(plan: Plan, dims: Mapping[str, int] | None = None, sms: int = 132) -> Tile:
     """The tile for given axis sizes (axes that are not given: the default tile).
@@ -22,14 +20,20 @@ def choose_tile(plan: Plan, dims: Mapping[str, int] | None = None, sms: int = 13
     ping-pong hides it under the next tile.
     """
     rows, columns = _evaluate(plan.rows, dims), _evaluate(plan.columns, dims)
+    fitting = [t for t in TILES if fits(plan, t)]
     if rows is None or columns is None:
-        return DEFAULT
+        return fitting[0]
 
     def tiles(tile: Tile) -> int:
         return -(-rows // tile.m) * -(-columns * plan.lanes // tile.n)
 
-    offered = [t for t in TILES if t.schedule == "pingpong" or tiles(t) <= 2 * sms]
-    return min(offered, key=lambda t: -(-tiles(t) // sms) * t.m * t.n)
+    offered = [t for t in fitting if t.schedule == "pingpong" or tiles(t) <= 2 * sms]
+    return min(offered or fitting, key=lambda t: -(-tiles(t) // sms) * t.m * t.n)
+
+
+def fits(plan: Plan, tile: Tile) -> bool:
+    """Whether a tile holds whole heads, where the plan works on heads."""
+    return plan.heads is None or tile.n % plan.heads.dim == 0
 
 
 def _evaluate(dim: Dim, dims: Mapping[str, int] | None) -> int | None:

@@ -102,6 +102,13 @@ inline void lane_strides(Lanes lanes, int64_t stride, int64_t columns, int64_t* 
   *lane = lanes == Lanes::kNone ? 0 : lanes == Lanes::kInner ? stride : columns * stride;
 }
 
+// Row, column and head strides of a tensor walked by heads; heads take the place of lanes.
+inline void walk_strides(View const& v, Walk const& walk, int64_t* row, int64_t* column, int64_t* head) {
+  *row = v.pitch(walk.row);
+  *column = v.pitch(walk.column);
+  *head = v.pitch(walk.head) * walk.head_scale;
+}
+
 inline float half_to_float(uint16_t bits) {
   uint32_t sign = uint32_t(bits & 0x8000) << 16, exponent = bits >> 10 & 31, mantissa = bits & 1023;
   float magnitude;
@@ -146,6 +153,11 @@ inline int bind_operand(Frame const& f, Operand const& spec, coda::Operand& o) {
     return CODA_REFUSED;
   }
   o.data = v.data;
+  if (spec.walk.head_scale) {
+    walk_strides(v, spec.walk, &o.row, &o.column, &o.lane);
+    o.extent = spec.walk.row >= 0 && spec.walk.row < v.rank ? v.shape[spec.walk.row] : 0;
+    return CODA_OK;
+  }
   o.row = v.pitch(spec.row_dim);
   lane_strides(spec.lanes, v.pitch(spec.column_dim), f.columns, &o.column, &o.lane);
   return CODA_OK;
@@ -157,8 +169,21 @@ inline coda::Output bind_partials(View const& v, StoreKind kind) {
   return {v.data, v.strides[of_rows ? 1 : 0], v.strides[of_rows ? 0 : 1], 0, 0};
 }
 
+inline coda::Output bind_walked_output(View const& v, Walk const& walk) {
+  coda::Output o{};
+  o.data = v.data;
+  walk_strides(v, walk, &o.row, &o.column, &o.lane);
+  o.batch = v.pitch(walk.batch);
+  o.rows_per_batch = walk.batch >= 0 ? int32_t(v.shape[walk.row]) : 0;
+  int64_t steps[] = {o.row, o.lane, o.batch};
+  o.vector = o.column == 1 && v.address() % 16 == 0;
+  for (int64_t step : steps) o.vector = o.vector && step * v.itemsize() % 16 == 0;
+  return o;
+}
+
 inline coda::Output bind_output(Frame const& f, Store const& spec) {
   View const& v = f.views[spec.arg];
+  if (spec.walk.head_scale) return bind_walked_output(v, spec.walk);
   if (spec.kind != StoreKind::kTile) return bind_partials(v, spec.kind);
   coda::Output o{};
   o.data = v.data;

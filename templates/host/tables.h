@@ -50,21 +50,30 @@ struct Arg {
 
 enum class Lanes : uint8_t { kNone, kOuter, kInner };
 
+// How a head-wise kernel steps through a tensor (coda.target.plan.Walk): tensor dims, -1 where it does not vary.
+// head_scale 0: the tensor is not walked by heads.
+struct Walk {
+  int row, batch, head, column;
+  int64_t head_scale;
+};
+
 struct Operand {
   int arg;
   int row_dim, column_dim;
   Lanes lanes;
   int map;       // index into Launch::tiles
   float absent;  // value of an absent optional operand, or the default
+  Walk walk;
 };
 
-enum class StoreKind : uint8_t { kTile, kRow, kColumn };
+enum class StoreKind : uint8_t { kTile, kRow, kColumn, kHead };
 
 struct Store {
   StoreKind kind;
   int arg;  // -1: partials in the workspace
   int row_dim, column_dim;
   Lanes lanes;
+  Walk walk;
 };
 
 struct Finishing {

@@ -114,6 +114,7 @@ class Operand(ctypes.Structure):
         ("column", ctypes.c_int64),
         ("lane", ctypes.c_int64),
         ("value", ctypes.c_float),
+        ("extent", ctypes.c_int64),
     )
 
 
@@ -124,6 +125,8 @@ class Output(ctypes.Structure):
         ("column", ctypes.c_int64),
         ("lane", ctypes.c_int64),
         ("vector", ctypes.c_int32),
+        ("rows_per_batch", ctypes.c_int32),
+        ("batch", ctypes.c_int64),
     )
 
 

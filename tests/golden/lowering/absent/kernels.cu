@@ -40,7 +40,7 @@ struct Body {
 struct Visitor : Body {
   using Launch = coda::Launch<1, 5, 1>;
   using Element = cutlass::bfloat16_t;
-  static constexpr int kLanes = 1;
+  static constexpr int kLanes = 1, kHead = 0, kSlotBytes = 0;
   static constexpr int kBytesPerElement = 2;  // of all streams
   using Streams = coda::Streams<coda::Stream<coda::bf16, 0, 0, 0, false>>;
   CUTLASS_DEVICE static bool needs_tiles(Launch const& p) { return p.operands[0].data; }

@@ -34,7 +34,7 @@ struct Body {
 struct Visitor : Body {
   using Launch = coda::Launch<0, 1, 1>;
   using Element = cutlass::bfloat16_t;
-  static constexpr int kLanes = 1;
+  static constexpr int kLanes = 1, kHead = 0, kSlotBytes = 0;
   static constexpr int kBytesPerElement = 0;  // of all streams
   using Streams = coda::Streams<>;
   CUTLASS_DEVICE static bool needs_tiles(Launch const& p) { return false; }

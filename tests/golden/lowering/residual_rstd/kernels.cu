@@ -33,7 +33,7 @@ struct Body {
 struct Visitor : Body {
   using Launch = coda::Launch<1, 1, 2>;
   using Element = cutlass::bfloat16_t;
-  static constexpr int kLanes = 1;
+  static constexpr int kLanes = 1, kHead = 0, kSlotBytes = 0;
   static constexpr int kBytesPerElement = 2;  // of all streams
   using Streams = coda::Streams<coda::Stream<coda::bf16, 0, 0, 0, false>>;
   CUTLASS_DEVICE static bool needs_tiles(Launch const& p) { return true; }

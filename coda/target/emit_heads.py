@@ -1,0 +1,398 @@
+"""Emission of head-wise epilogues (templates/heads.h): a struct for each segment, one nested for each block.
+
+Values are placed by what they vary over, as in emit.py, with one more place: HEAD, a value for each row and head,
+computed once the head's reductions are known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from coda.ir import Node
+from coda.target.emit import Scope, cpp_type
+from coda.target.heads import HeadLowering
+from coda.target.plan import Block, Plan, Segment
+
+_COMBINER = {"sum": "coda::Sum", "mean": "coda::Sum", "max": "coda::Max", "min": "coda::Min"}
+BAR = "    "
+
+
+@dataclass
+class Section:
+    """Values of one place: struct members and the assignments that fill them."""
+
+    members: list[str] = field(default_factory=list)
+    code: list[str] = field(default_factory=list)
+
+    def struct(self, name: str) -> str:
+        return f"struct {name} {{ {' '.join(self.members)} }};" if self.members else f"struct {name} {{}};"
+
+
+class HeadEmitter:
+    """Writes the Body and Visitor of a plan with heads."""
+
+    def __init__(self, plan: Plan):
+        assert plan.heads is not None
+        self.plan, self.heads = plan, plan.heads
+        dot = next(n for n in plan.program.nodes() if n.op == "dot")
+        self.lowering = HeadLowering(plan.program, dot, plan.rows, plan.columns)
+        self.scope = Scope()
+        self.row_names = {a.name for a in plan.rows}
+        self.head_names = {s.product.type.dims[1][0].name for s in self.heads.segments}
+
+    # ---- places ----
+
+    def place(self, node: Node, column_axis: str) -> str:
+        names = node.type.names
+        if column_axis in names:
+            return "tile" if names & self.row_names else "column"
+        if names & self.head_names:
+            return "head"
+        return "row" if names & self.row_names else "uniform"
+
+    def nodes(self, roots: Sequence[Node], stop: set[Node] = frozenset()) -> list[Node]:  # type: ignore[assignment]
+        """Nodes of the roots' math, operands first; nodes in ``stop`` are included but not looked into."""
+        seen: dict[Node, None] = {}
+
+        def visit(node: Node) -> None:
+            if node in seen:
+                return
+            if self.lowering.is_leaf(node):
+                if self._gather(node) is not None:
+                    visit(self._gather(node).args[1])  # type: ignore[union-attr]
+            elif node not in stop and not self.lowering.is_product(node):
+                for arg in node.args:
+                    visit(arg)
+            seen[node] = None
+
+        for root in roots:
+            visit(root)
+        return [n for n in seen if n.op != "const"]
+
+    @staticmethod
+    def _gather(leaf: Node) -> Node | None:
+        while leaf.op in ("part", "default"):
+            leaf = leaf.args[0]
+        return leaf if leaf.op == "gather" else None
+
+    # ---- values ----
+
+    def section(self, nodes: list[Node], variable: str, two: bool, load: Callable[[Node], str]) -> Section:
+        """Assign each node to a member of ``variable``; deeper code then reads ``variable.member``."""
+        section = Section()
+        for node in nodes:
+            if node in self.scope.names:
+                continue
+            type_ = f"coda::Two<{cpp_type(node.dtype)}>" if two else cpp_type(node.dtype)
+            name = f"{variable}{len(section.members)}"
+            value = load(node) if self.lowering.is_leaf(node) else self.scope.expression(node)
+            section.members.append(f"{type_} {name};")
+            section.code.append(f"{variable}.{name} = {f'coda::spread({value})' if two else value};")
+            self.scope.names[node] = f"{variable}.{name}"
+        return section
+
+    def index(self, leaf: Node) -> int:
+        operand = self.lowering.operand(leaf)
+        return next(
+            i for i, o in enumerate(self.plan.operands) if (o.arg, o.identity) == (operand.arg, operand.identity)
+        )
+
+    def load_uniform(self, leaf: Node) -> str:
+        return f"coda::load_scalar<{self._dtype(leaf)}>(in[{self.index(leaf)}])"
+
+    def load_row(self, leaf: Node) -> str:
+        return f"coda::load_row<{self._dtype(leaf)}>(in[{self.index(leaf)}], m, rows)"
+
+    def load_head(self, segment: Segment) -> Callable[[Node], str]:
+        return lambda leaf: (
+            f"coda::load_head<{self._dtype(leaf)}>(in[{self.index(leaf)}], {self._head(leaf, segment)}, 0)"
+        )
+
+    def load_columns(self, segment: Segment) -> Callable[[Node], str]:
+        def load(leaf: Node) -> str:
+            index, column = self.index(leaf), self.lowering.cut(leaf).column
+            position = f"{self._head(leaf, segment)}, i + {column}"
+            return f"coda::load_head_columns<{self._dtype(leaf)}>(in[{index}], {position})"
+
+        return load
+
+    def _head(self, leaf: Node, segment: Segment) -> str:
+        """The head index into the leaf's tensor: counted over the whole product where the tensor is."""
+        return f"g + {self.lowering.cut(leaf).head}"
+
+    def _dtype(self, leaf: Node) -> str:
+        return self.plan.operands[self.index(leaf)].dtype.cpp
+
+    def tile_code(self, nodes: list[Node]) -> list[str]:
+        """Constants of an element function: gathers, then math; 16-bit casts keep their packed word."""
+        lines: list[str] = []
+        for node in nodes:
+            if node in self.scope.names:
+                continue
+            name = f"v{len(lines)}"
+            if (gather := self._gather(node)) is not None and self.lowering.is_leaf(node):
+                row, column = self.scope.names[gather.args[1]], self.lowering.cut(node).column
+                expression = f"coda::load_gathered<{self._dtype(node)}>(in[{self.index(node)}], {row}, i + {column})"
+            elif node.op == "cast" and node.dtype.bits == 16:
+                source = self.scope.value(node.args[0], "float")
+                if node.attr("saturate"):
+                    source = f"coda::saturate<{node.dtype.cpp}>({source})"
+                self.scope.words[node] = f"w{len(lines)}"
+                lines.append(f"uint32_t const w{len(lines)} = coda::pack<{node.dtype.cpp}>(coda::spread({source}));")
+                name, expression = f"v{len(lines)}", f"coda::unpack<{node.dtype.cpp}>({self.scope.words[node]})"
+            else:
+                expression = f"coda::spread({self.scope.expression(node)})"
+            self.scope.names[node] = name
+            lines.append(f"coda::Two<{cpp_type(node.dtype)}> const {name} = {expression};")
+        return lines
+
+    # ---- the whole ----
+
+    def body(self) -> str:
+        """The shared Uniform and Row values, then a struct for each segment."""
+        roots = [v for s in self.heads.segments for v in _roots(s)]
+        shared = self.nodes(roots)
+        inner = {n.type.dims[1][1].name for s in self.heads.segments for n in self._products(s)}
+        place = lambda n: "tile" if n.type.names & inner else self.place(n, "")  # noqa: E731
+        uniform = self.section([n for n in shared if place(n) == "uniform"], "u", False, self.load_uniform)
+        row = self.section([n for n in shared if place(n) == "row"], "r", False, self.load_row)
+        segments = [self._segment(s) for s in self.heads.segments]
+        lines = [
+            "struct Body {",
+            f"  {uniform.struct('Uniform')}",
+            f"  {row.struct('Row')}",
+            "  struct Columns {};  // staged for each head: Segment::stage",
+            *_function("Uniform uniform(coda::Operand const* in)", ["Uniform u{};", *uniform.code], "u"),
+            *_function(
+                "Row row(coda::Operand const* in, Uniform const& u, int m, int rows)", ["Row r{};", *row.code], "r"
+            ),
+            *(f"  {line}" for segment in segments for line in segment),
+            "};",
+        ]
+        return "\n".join(lines)
+
+    def _products(self, segment: Segment) -> list[Node]:
+        return [segment.product, *(p for b in segment.blocks for p in b.products)]
+
+    def _segment(self, segment: Segment) -> list[str]:
+        columns, accumulate = self._reductions(segment)
+        reduction_names = [f"t.t{k}" for k in range(len(segment.reductions))]
+        for node, name in zip(segment.reductions, reduction_names, strict=True):
+            self.scope.names[node] = f"({name} / {float(self.heads.dim)}f)" if node.op == "reduce_mean" else name
+        roots = [v for b in segment.blocks for p in b.pieces for v in [p.value]] + [v for v, _ in segment.head_values]
+        inner = {b.products[0].type.dims[1][1].name for b in segment.blocks}
+        above = [n for n in self.nodes(roots, set(segment.reductions)) if not n.type.names & inner]
+        head = self.section([n for n in above if self.place(n, "") == "head"], "h", False, self.load_head(segment))
+        blocks = [self._block(segment, i, b) for i, b in enumerate(segment.blocks)]
+        totals = " ".join(f"float t{k};" for k in range(len(segment.reductions)))
+        identities = ", ".join(f"{_combiner(n)}::kIdentity" for n in segment.reductions)
+        lines = [f"struct {segment.name} {{", f"  struct Totals {{ {totals} }};" if totals else "  struct Totals {};"]
+        lines += [
+            f"  CODA_FN static Totals identity() {{ return {{{identities}}}; }}",
+            f"  {columns.struct('Columns')}",
+        ]
+        lines += _function(
+            "Columns columns(coda::Operand const* in, Uniform const& u, int g, int i)",
+            ["Columns c{};", *columns.code],
+            "c",
+        )
+        lines += _function("void accumulate(Totals& t, coda::Operand const* in, Uniform const& u, Row const& r, "
+                           "Columns const& c, int m, int i, coda::Two<float> product0)", accumulate, None)  # fmt: skip
+        lines += [f"  {head.struct('Head')}"]
+        lines += _function("Head head(coda::Operand const* in, Uniform const& u, Row const& r, Totals const& t, int g)",
+                           ["Head h{};", *head.code], "h")  # fmt: skip
+        lines += [f"  {line}" for block in blocks for line in block]
+        lines += self._stage(segment, columns)
+        lines += self._visit(segment, columns)
+        return [*lines, "};"]
+
+    def _reductions(self, segment: Segment) -> tuple[Section, list[str]]:
+        """The pass over a whole head that the reductions need."""
+        if not segment.reductions:
+            return Section(), []
+        axis = segment.product.type.dims[1][1].name
+        self.scope.names[segment.product] = "product0"
+        nodes = self.nodes([n.args[0] for n in segment.reductions])
+        columns = self.section(
+            [n for n in nodes if self.place(n, axis) == "column"], "c", True, self.load_columns(segment)
+        )
+        lines = self.tile_code([n for n in nodes if self.place(n, axis) == "tile"])
+        for k, node in enumerate(segment.reductions):
+            name = f"s{k}"
+            lines.append(f"coda::Two<float> const {name} = coda::spread({self.scope.value(node.args[0], 'float')});")
+            lines.append(
+                f"t.t{k} = {_combiner(node)}::combine({_combiner(node)}::combine(t.t{k}, {name}.x), {name}.y);"
+            )
+        return columns, lines
+
+    def _block(self, segment: Segment, number: int, block: Block) -> list[str]:
+        axis = block.products[0].type.dims[1][1].name
+        kept, words = dict(self.scope.names), dict(self.scope.words)
+        if (
+            segment.reductions and axis == segment.product.type.dims[1][1].name
+        ):  # values of the first pass are recomputed
+            for node in self.nodes([n.args[0] for n in segment.reductions]):
+                if self.place(node, axis) in ("tile", "column"):
+                    self.scope.names.pop(node, None)
+        for lane, product in enumerate(block.products):
+            self.scope.names[product] = f"product{lane}"
+        nodes = self.nodes([p.value for p in block.pieces], set(segment.reductions))
+        columns = self.section(
+            [n for n in nodes if self.place(n, axis) == "column"], "c", True, self.load_columns(segment)
+        )
+        code = self.tile_code([n for n in nodes if self.place(n, axis) == "tile"])
+        members, returns = self._results(block)
+        parameters = "".join(f", coda::Two<float> product{i}" for i in range(len(block.products)))
+        lines = [
+            f"struct Block{number} {{",
+            f"  {columns.struct('Columns')}",
+            f"  struct Result {{ {' '.join(members)} }};",
+        ]
+        lines += _function(
+            "Columns columns(coda::Operand const* in, Uniform const& u, int g, int i)",
+            ["Columns c{};", *columns.code],
+            "c",
+        )
+        lines += _function("Result element(coda::Operand const* in, Uniform const& u, Row const& r, Head const& h, "
+                           f"Columns const& c, int m, int i{parameters})", code, "{" + ", ".join(returns) + "}")  # fmt: skip
+        self.scope.names, self.scope.words = kept, words
+        return [*lines, "};"]
+
+    def _results(self, block: Block) -> tuple[list[str], list[str]]:
+        members, returns = [], []
+        for k, piece in enumerate(block.pieces):
+            dtype = self.plan.stores[piece.store].dtype
+            if dtype.bits == 16:
+                members.append(f"uint32_t piece{k};")
+                value = self.scope.words.get(piece.value)
+                returns.append(
+                    value or f"coda::pack<{dtype.cpp}>(coda::spread({self.scope.value(piece.value, 'float')}))"
+                )
+            else:
+                members.append(f"coda::Two<float> piece{k};")
+                returns.append(f"coda::spread({self.scope.value(piece.value, 'float')})")
+        return members, returns
+
+    # ---- what runs on the device ----
+
+    def _slots(self, segment: Segment) -> list[tuple[str, str, int]]:
+        """(struct, offset expression, pairs) of the column values staged for a head."""
+        slots, offset = [], "0"
+        parts = [("Columns", self.heads.dim // 2)] + [
+            (f"Block{i}::Columns", b.width // 2) for i, b in enumerate(segment.blocks)
+        ]
+        for name, pairs in parts:
+            slots.append((name, offset, pairs))
+            offset += f" + {pairs} * coda::size_of<{name}>()"
+        return [*slots, ("", offset, 0)]
+
+    def _stage(self, segment: Segment, columns: Section) -> list[str]:
+        *slots, (_, total, _) = self._slots(segment)
+        lines = [f"  static constexpr int kSlotBytes = {total};",
+                 "  CUTLASS_DEVICE static void stage(char* slot, coda::Operand const* in, Uniform const& u, int g, int pair) {"]  # fmt: skip
+        for name, offset, pairs in slots:
+            owner = name.removesuffix("Columns").removesuffix("::")
+            call = f"{owner}::columns" if owner else "columns"
+            lines.append(f"    if constexpr (coda::size_of<{name}>() > 0)")
+            lines.append(
+                f"      if (pair < {pairs}) reinterpret_cast<{name}*>(slot + {offset})[pair] = {call}(in, u, g, 2 * pair);"
+            )
+        return [*lines, "  }"]
+
+    def _visit(self, segment: Segment, columns: Section) -> list[str]:
+        slots = self._slots(segment)
+        lines = [
+            "  template <class Launch>",
+            "  CUTLASS_DEVICE static void visit(coda::HeadView const& v, Launch const& p, Uniform const& u, Row const (&rows)[2],",
+            "                                   char const* slot, int g, int row, int q) {",
+            "    Totals totals[2] = {identity(), identity()};",
+        ]
+        if segment.reductions:
+            lines += [
+                "    CUTLASS_PRAGMA_UNROLL",
+                f"    for (int j = 0; j < {self.heads.dim // 8}; ++j) {{",
+                f"      Columns const c = coda::staged<Columns>(slot + {slots[0][1]}, 4 * j + q);",
+                "      CUTLASS_PRAGMA_UNROLL",
+                "      for (int rr = 0; rr < 2; ++rr)",
+                "        accumulate(totals[rr], p.operands, u, rows[rr], c, row + 8 * rr, 8 * j + 2 * q, v.pair(j, rr));",
+                "    }",
+                "    CUTLASS_PRAGMA_UNROLL",
+                "    for (int rr = 0; rr < 2; ++rr) {",
+                *(f"      totals[rr].t{k} = coda::quad_combine<{_combiner(n)}>(totals[rr].t{k});" for k, n in enumerate(segment.reductions)),
+                "    }",
+            ]  # fmt: skip
+        lines.append(
+            "    Head const heads[2] = {head(p.operands, u, rows[0], totals[0], g), head(p.operands, u, rows[1], totals[1], g)};"
+        )
+        for value, store in segment.head_values:
+            dtype = self.plan.stores[store].dtype.cpp
+            for rr in range(2):
+                name = self.scope.value(value, "float").replace("h.", f"heads[{rr}].").replace("r.", f"rows[{rr}].")
+                lines.append(
+                    f"    coda::store_head_value<{dtype}>(p.outputs[{store}], {name}, row + {8 * rr}, p.m, g, q);"
+                )
+        for number, block in enumerate(segment.blocks):
+            lines += self._steps(segment, number, block, slots[number + 1][1])
+        return [*lines, "  }"]
+
+    def _steps(self, segment: Segment, number: int, block: Block, offset: str) -> list[str]:
+        kept = ["uint32_t" if self.plan.stores[p.store].dtype.bits == 16 else "coda::Two<float>" for p in block.pieces]
+        products = "".join(f", v.pair({o // 8} + first / 8 + j, rr)" for o in block.offsets)
+        lines = [
+            f"    coda::for_steps<{block.width}>([&](auto width, int first) {{",
+            "      constexpr int kWidth = decltype(width)::value;",
+            *(f"      {type_} piece{k}[kWidth / 4];" for k, type_ in enumerate(kept)),
+            "      CUTLASS_PRAGMA_UNROLL",
+            "      for (int j = 0; j < kWidth / 8; ++j) {",
+            f"        auto const c = coda::staged<Block{number}::Columns>(slot + {offset}, first / 2 + 4 * j + q);",
+            "        CUTLASS_PRAGMA_UNROLL",
+            "        for (int rr = 0; rr < 2; ++rr) {",
+            f"          auto const result = Block{number}::element(p.operands, u, rows[rr], heads[rr], c, row + 8 * rr, "
+            f"first + 8 * j + 2 * q{products});",
+            *(f"          piece{k}[2 * j + rr] = result.piece{k};" for k in range(len(block.pieces))),
+            "        }",
+            "      }",
+        ]
+        for k, piece in enumerate(block.pieces):
+            sink = "store16" if self.plan.stores[piece.store].dtype.bits == 16 else "store32"
+            at = f"{{row, first + {piece.offset}, p.m, {self.heads.dim}, q}}"
+            lines.append(f"      coda::{sink}<kWidth>(p.outputs[{piece.store}], g, piece{k}, coda::StepPosition{at});")
+        return [*lines, "    });"]
+
+    def visitor(self) -> str:
+        """What epilogue.h asks of a visitor with heads."""
+        slot = "0"
+        for segment in self.heads.segments:
+            slot = f"coda::larger({slot}, {segment.name}::kSlotBytes)"
+        launch = f"coda::Launch<0, {len(self.plan.operands)}, {len(self.plan.stores)}>"
+        lines = [
+            "struct Visitor : Body {",
+            f"  using Launch = {launch};",
+            "  using Element = cutlass::bfloat16_t;",
+            "  static constexpr int kLanes = 1, kBytesPerElement = 0;",
+            f"  static constexpr int kHead = {self.heads.dim}, kSlotBytes = ({slot} + 15) / 16 * 16;",
+            "  using Streams = coda::Streams<>;",
+            "  CUTLASS_DEVICE static bool needs_tiles(Launch const&) { return false; }",
+            "  // The segment of a head, and the head's number in it.",
+            "  template <class F> CUTLASS_DEVICE static void dispatch(int head, int heads, F const& f) {",
+        ]
+        for segment in self.heads.segments:
+            end = "heads" if segment.count is None else str(segment.start + segment.count)
+            lines.append(
+                f"    if (head >= {segment.start} && head < {end} && head < heads) return f({segment.name}{{}}, head - {segment.start});"
+            )
+        return "\n".join([*lines, "  }", "};"])
+
+
+def _roots(segment: Segment) -> list[Node]:
+    return [p.value for b in segment.blocks for p in b.pieces] + [v for v, _ in segment.head_values]
+
+
+def _combiner(node: Node) -> str:
+    return _COMBINER[node.op.removeprefix("reduce_")]
+
+
+def _function(head: str, body: list[str], result: str | None) -> list[str]:
+    returns = [] if result is None else [f"    return {result};"]
+    return [f"  CODA_FN static {head} {{", *(f"    {line}" for line in body), *returns, "  }"]

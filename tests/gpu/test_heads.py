@@ -1,0 +1,66 @@
+"""Head-wise epilogues on the GPU: QK-norm, RoPE (whole and partial), split outputs, head counts, head sizes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import coda
+from coda.runtime.compare import compare
+from coda.runtime.inputs import poisoned_outputs, random_inputs
+
+QK_NORM = """
+program qk_norm(h: bf16[(B T), D], r: f32[(B T)], w: bf16[(G d={d}), D], qg: f32[d]?, kg: bf16[d]?, pos: {pos}[(B T)],
+                cos: {table}[P, f={f}], sin: {table}[P, f], bias: bf16[(G d)]?, const HQ, const HK, eps: f32 = 1e-6) {{
+    dim G = HQ + 2*HK
+    z = r * (h @ w.T) + bias
+    q, k, v = split(z, G = HQ | HK | HK)
+    q = q * rsqrt(mean(q*q, d) + eps) * qg
+    k = k * rsqrt(mean(k*k, d) + eps) * kg
+    return q = rope_half(q, cos[pos], sin[pos]): bf16[{order_q}],
+           k = rope_half(k, cos[pos], sin[pos]): bf16[{order_k}], v: bf16[{order_k}]
+}}
+"""
+BHTD = ("B, HQ, T, d", "B, HK, T, d")
+BTHD = ("B, T, HQ, d", "B, T, HK, d")
+FLAT = ("(B T), (HQ d)", "(B T), (HK d)")
+CASES = (  # d, f, heads of q, of k, order, dtypes of positions and tables, tile
+    (128, 64, 4, 2, BHTD, "i32", "f32", "128x128"),
+    (128, 64, 8, 1, BTHD, "i64", "bf16", "128x256_coop"),
+    (64, 32, 5, 1, FLAT, "i32", "f32", "128x128"),
+    (64, 16, 4, 2, BHTD, "i32", "f32", "128x192"),
+    (96, 48, 3, 3, BTHD, "i32", "f32", "128x192"),
+    (256, 128, 2, 1, BHTD, "i32", "f32", "128x256_coop"),
+)
+
+
+@pytest.mark.parametrize("optional", [True, False], ids=("all", "bare"))
+@pytest.mark.parametrize("case", CASES, ids=lambda c: f"d{c[0]}-f{c[1]}-{c[2]}q{c[3]}k-{c[7]}")
+def test_qk_norm_rope_split(case, optional: bool) -> None:
+    d, f, hq, hk, (order_q, order_k), pos, table, tile = case
+    text = QK_NORM.format(d=d, f=f, pos=pos, table=table, order_q=order_q, order_k=order_k)
+    program = coda.parse(text, HQ=hq, HK=hk).programs["qk_norm"]
+    for seed, (b, t, k) in enumerate(((1, 1, 64), (3, 57, 136), (2, 300, 64))):
+        sizes = {"B": b, "T": t, "D": k, "P": 500}
+        call = coda.compile(program, tile=tile, fallback="strict", B=b, T=t)
+        inputs = random_inputs(program, sizes, seed, "cuda", optional=optional)
+        inputs["pos"] = torch.randint(0, 500, (b * t,), device="cuda").to(inputs["pos"].dtype)
+        out = poisoned_outputs(program, sizes, "cuda")
+        call(**inputs, out=out)
+        assert call.last_route.kind == "kernel"
+        result = compare(program, inputs, out, dims=sizes)
+        assert result.ok, f"{case} {sizes}\n{result}"
+        again = poisoned_outputs(program, sizes, "cuda")
+        call(**inputs, out=again)
+        assert all(torch.equal(out[name], again[name]) for name in out)
+
+
+def test_a_position_outside_the_table_gives_nan_and_reads_nothing() -> None:
+    text = QK_NORM.format(d=128, f=64, pos="i32", table="f32", order_q=BHTD[0], order_k=BHTD[1])
+    program = coda.parse(text, HQ=2, HK=1).programs["qk_norm"]
+    call = coda.compile(program, tile="128x128", fallback="strict", B=1, T=8)
+    inputs = random_inputs(program, {"B": 1, "T": 8, "D": 64, "P": 16}, 0, "cuda")
+    inputs["pos"] = torch.tensor([0, 1, 2, 99, -5, 3, 4, 15], device="cuda", dtype=torch.int32)
+    q, _, v = call(**inputs)
+    assert q[0, :, [3, 4]].isnan().all() and not q[0, :, [0, 1, 2, 5, 6, 7]].isnan().any()
+    assert not v.isnan().any()
