@@ -29,7 +29,7 @@ struct Call {
   Program const* program;
   View views[kMaxArgs];
   Sizes sizes;
-  int64_t rows, columns, contraction;  // columns of one lane
+  int64_t rows, columns;  // columns of one lane
   Variant const* variant;
 };
 
@@ -63,7 +63,6 @@ inline bool accept(Call& call, Program const& program, DLTensor* const* args, in
   if (!check(program, call.views, call.sizes, counts)) return false;
   call.rows = call.sizes.value(program.rows);
   call.columns = call.sizes.value(program.columns);
-  call.contraction = call.sizes.value(program.contraction);
   call.variant = &select(program, call.rows, call.columns);
   return true;
 }
@@ -134,17 +133,20 @@ inline Schedule schedule(Call const& call, Kernel const& kernel, DeviceState con
 }
 
 // The GEMM kernel of a program with these counts; Program::gemm points to the instance.
-template <int kMaps, int kOperands, int kOutputs>
+template <int kMaps, int kOperands, int kOutputs, int kTerms>
 int launch_gemm(Call const& call, DeviceState const& device, void* workspace, cudaStream_t stream) {
   Program const& program = *call.program;
   Kernel const& kernel = program.image->kernels[call.variant->kernel];
-  Launch<kMaps, kOperands, kOutputs> p{};
+  Launch<kMaps, kOperands, kOutputs, kTerms> p{};
   p.m = int32_t(call.rows);
   p.n = int32_t(call.columns * program.lanes);
-  p.k = int32_t(call.contraction);
   p.schedule = schedule(call, kernel, device, device.max_clusters[call.variant->kernel]);
-  Frame frame{program, *call.variant, call.views, call.rows, call.columns, call.contraction};
-  if (int status = bind_product(frame, p.a, p.b, p.swap_lanes)) return status;
+  Frame frame{program, *call.variant, call.views, call.rows, call.columns};
+  for (int i = 0; i < kTerms; ++i) {
+    int64_t k = call.sizes.value(program.terms[i].contraction);
+    p.k[i] = int32_t(k);
+    if (int status = bind_term(frame, program.terms[i], k, p.a[i], p.b[i], p.swap_lanes)) return status;
+  }
   for (int i = 0; i < program.operand_count; ++i) {
     Operand const& spec = program.operands[i];
     if (int status = bind_operand(frame, spec, p.operands[i])) return status;
@@ -172,7 +174,7 @@ int launch_finish(Call const& call, Finishing const& finishing, void* workspace,
   p.count = int32_t(partials(*call.variant, of_rows, call.rows, call.columns));
   p.extent = of_rows ? call.columns : call.rows;
   if (p.length == 0) return CODA_OK;
-  Frame frame{program, *call.variant, call.views, call.rows, call.columns, call.contraction};
+  Frame frame{program, *call.variant, call.views, call.rows, call.columns};
   for (int i = 0; i < finishing.partial_count; ++i) {
     char* at = static_cast<char*>(workspace);
     for (int before = 0; before < finishing.partials[i]; ++before) at += store_bytes(call, program.stores[before]);

@@ -51,16 +51,20 @@ struct Config {
   using Cluster = cute::Shape<cute::Int<kClusterM>, cute::Int<kClusterN>, cute::_1>;
   using Policy = cute::conditional_t<kCooperative, cutlass::gemm::KernelTmaWarpSpecializedCooperative,
                                      cutlass::gemm::KernelTmaWarpSpecializedPingpong>;
-  using Stride = cute::Stride<int64_t, cute::_1, int64_t>;
-  using Mma = decltype(cute::make_tiled_mma(wgmma<Element, kTileN, Major::K, Major::K>(),
+  static constexpr Major kMajorA = Visitor::kMajorA, kMajorB = Visitor::kMajorB;
+  using Mma = decltype(cute::make_tiled_mma(wgmma<Element, kTileN, kMajorA, kMajorB>(),
                                             cute::Layout<cute::Shape<cute::Int<kCooperative ? 2 : 1>, cute::_1, cute::_1>>{}));
-  using Atom = cute::GMMA::Layout_K_SW128_Atom<Element>;
+  template <Major kMajor>  // as (M or N, K, L)
+  using Stride = cute::conditional_t<kMajor == Major::K, cute::Stride<int64_t, cute::_1, int64_t>,
+                                     cute::Stride<cute::_1, int64_t, int64_t>>;
+  template <Major kMajor> using Atom = cute::GMMA::Layout_SW128_Atom<Element, kMajor>;
   template <int kReceivers>
   using Copy = cute::conditional_t<kReceivers == 1, cute::SM90_TMA_LOAD, cute::SM90_TMA_LOAD_MULTICAST>;
   using Collective = cutlass::gemm::collective::CollectiveMma<
-      cutlass::gemm::MainloopSm90TmaGmmaWarpSpecialized<kStages, Cluster, Policy>, Tile, Element, Stride, Element, Stride,
-      Mma, Copy<kClusterN>, Atom, void, cute::identity, Copy<kClusterM>, Atom, void, cute::identity>;
-  using Kernel = cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, Mainloop<Collective, Visitor::kLanes>,
+      cutlass::gemm::MainloopSm90TmaGmmaWarpSpecialized<kStages, Cluster, Policy>, Tile, Element, Stride<kMajorA>, Element,
+      Stride<kMajorB>, Mma, Copy<kClusterN>, Atom<kMajorA>, void, cute::identity, Copy<kClusterM>, Atom<kMajorB>, void,
+      cute::identity>;
+  using Kernel = cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, Mainloop<Collective, Visitor>,
                                                       Epilogue<Visitor, Config>, GroupedRaster>;
   static_assert(Kernel::MaxThreadsPerBlock == 384 && Kernel::SharedStorageSize <= kSharedBytes);
 };
@@ -68,10 +72,9 @@ struct Config {
 template <class Config, class Launch> CUTLASS_DEVICE void run(Launch const& p) {
   extern __shared__ char smem[];
   using Kernel = typename Config::Kernel;
-  auto const tiles = [](int size, int tile) { return (size + tile - 1) / tile; };
   typename Kernel::Params params{};
-  params.problem_shape = cute::make_shape(p.m, p.n, p.k, 1);
-  params.mainloop = {&p.a, &p.b, tiles(p.m, Config::kTileM), tiles(p.n, Config::kTileN), tiles(p.k, Config::kTileK)};
+  params.problem_shape = cute::make_shape(p.m, p.n, Config::kTileK * Kernel::CollectiveMainloop::k_tiles(p), 1);
+  params.mainloop = {&p};
   params.epilogue = {&p};
   params.scheduler.schedule = p.schedule;
   Kernel kernel;

@@ -35,12 +35,14 @@ struct Schedule {
   int32_t grid_clusters;           // clusters launched
 };
 
-// One GEMM with its epilogue. `n` counts accumulator columns: lanes x columns of a lane.
-template <int kMaps, int kOperands, int kOutputs>
+// One GEMM with its epilogue. The accumulators hold a sum of kTerms products, each over its own contracted axis of k
+// elements. `n` counts accumulator columns: lanes x columns of a lane.
+template <int kMaps, int kOperands, int kOutputs, int kTerms_ = 1>
 struct Launch {
-  CUtensorMap a, b;
+  static constexpr int kTerms = kTerms_;
+  CUtensorMap a[kTerms], b[kTerms];
   CUtensorMap tiles[kMaps > 0 ? kMaps : 1];  // tile operands, in order of first use
-  int32_t m, n, k;
+  int32_t m, n, k[kTerms];
   int32_t swap_lanes;  // 1: lane 0 is the weight at the higher address (see weights in host.h)
   Schedule schedule;
   Operand operands[kOperands > 0 ? kOperands : 1];

@@ -2,59 +2,74 @@
 //
 // The consumer (wgmma, its pipeline and its register discipline) is CUTLASS's, untouched. The producer issues the
 // bulk tensor copies itself instead of going through CuTe's TMA partitioning: descriptors then come ready-made from
-// the host, which therefore needs no CUTLASS, and B may be any four-dimensional view. With two lanes B is seen as
-// (K, 8, 2, F / 8): groups of eight rows of the gate weight alternate with the same rows of the up weight, wherever
-// those lie in memory, so a thread's neighbouring accumulators are partners and no weight is ever re-packed.
+// the host, which therefore needs no CUTLASS, and it may fetch what is no single matrix:
+//
+//   two lanes  B is seen as (K, 8, 2, F / 8): groups of eight rows of the gate weight alternate with the same rows of
+//              the up weight, wherever those lie in memory, so a thread's neighbouring accumulators are partners and
+//              no weight is ever re-packed.
+//   a sum      The terms of x @ v.T + y @ w.T follow each other along K: the descriptors switch where a term ends, at
+//              a tile of K that TMA fills up with zeros.
 #pragma once
 #include <cute/arch/copy_sm90_tma.hpp>
 #include <cutlass/gemm/collective/sm90_mma_tma_gmma_ss_warpspecialized.hpp>
 
 #include "launch.h"
+#include "wgmma.h"
 
 namespace coda {
 
-template <class Base, int kLanes>
+template <class Base, class Visitor>
 struct Mainloop : Base {
+  using Launch = typename Visitor::Launch;
   using typename Base::ElementA;
   using typename Base::MainloopPipeline;
   using typename Base::PipelineState;
   using typename Base::TensorStorage;
   using ClusterShape = typename Base::DispatchPolicy::ClusterShape;
+  static constexpr int kLanes = Visitor::kLanes;
   static constexpr int kTileM = cute::size<0>(typename Base::TileShape{});
   static constexpr int kTileN = cute::size<1>(typename Base::TileShape{});
   static constexpr int kTileK = cute::size<2>(typename Base::TileShape{});
   static constexpr int kClusterM = cute::size<0>(ClusterShape{}), kClusterN = cute::size<1>(ClusterShape{});
-  // Each block of a cluster fetches its share of a tile and multicasts it to the blocks that need the same rows.
-  static constexpr int kShareA = kTileM / kClusterN, kShareB = kTileN / kClusterM;
   static_assert(kTileK * sizeof(ElementA) == 128, "a stage is one 128-byte swizzle atom wide");
-  static_assert(kShareB % (8 * kLanes) == 0, "a share of B holds whole groups of both lanes");
+  static_assert(kLanes == 1 || Visitor::kMajorB == Major::K, "lanes are interleaved in groups of eight rows");
 
   struct Arguments {};
   struct Params {
-    CUtensorMap const *a, *b;
-    int m_tiles, n_tiles, k_tiles;
+    Launch const* launch;
     uint32_t tma_transaction_bytes = Base::TmaTransactionBytes;
   };
 
   CUTLASS_DEVICE static void prefetch_tma_descriptors(Params const& p) {
-    cute::prefetch_tma_descriptor(reinterpret_cast<cute::TmaDescriptor const*>(p.a));
-    cute::prefetch_tma_descriptor(reinterpret_cast<cute::TmaDescriptor const*>(p.b));
+    CUTLASS_PRAGMA_UNROLL
+    for (int term = 0; term < Launch::kTerms; ++term) {
+      cute::prefetch_tma_descriptor(reinterpret_cast<cute::TmaDescriptor const*>(&p.launch->a[term]));
+      cute::prefetch_tma_descriptor(reinterpret_cast<cute::TmaDescriptor const*>(&p.launch->b[term]));
+    }
+  }
+
+  // Of all terms: each begins with a tile of its own.
+  CUTLASS_DEVICE static int k_tiles(Launch const& p) {
+    int count = 0;
+    CUTLASS_PRAGMA_UNROLL
+    for (int term = 0; term < Launch::kTerms; ++term) count += tiles(p.k[term], kTileK);
+    return count;
   }
 
   // The kernel reads only tile counts from these: shapes (BLK_M, BLK_K, m, k, l) and (BLK_N, BLK_K, n, k, l).
   template <class ProblemShape> CUTLASS_DEVICE auto load_init(ProblemShape const&, Params const& p) const {
     using cute::_1;
-    return cute::make_tuple(cute::make_identity_tensor(cute::make_shape(_1{}, _1{}, p.m_tiles, p.k_tiles, _1{})),
-                            cute::make_identity_tensor(cute::make_shape(_1{}, _1{}, p.n_tiles, p.k_tiles, _1{})));
+    int const m = tiles(p.launch->m, kTileM), n = tiles(p.launch->n, kTileN), k = k_tiles(*p.launch);
+    return cute::make_tuple(cute::make_identity_tensor(cute::make_shape(_1{}, _1{}, m, k, _1{})),
+                            cute::make_identity_tensor(cute::make_shape(_1{}, _1{}, n, k, _1{})));
   }
 
   template <class Inputs, class BlockCoord, class KTiles>
   CUTLASS_DEVICE void load(Params const& p, MainloopPipeline pipeline, PipelineState state, Inputs const&,
-                           BlockCoord const& coord, KTiles, int k_tile_count, int, uint32_t rank, TensorStorage& smem) {
+                           BlockCoord const& coord, KTiles, int, int, uint32_t rank, TensorStorage& smem) {
     if (!cute::elect_one_sync()) return;
     int const cm = int(rank) % kClusterM, cn = int(rank) / kClusterM;
-    int const row_a = int(cute::get<0>(coord)) * kTileM + cn * kShareA;
-    int const row_b = int(cute::get<1>(coord)) * kTileN + cm * kShareB;
+    int const row_a = int(cute::get<0>(coord)) * kTileM, row_b = int(cute::get<1>(coord)) * kTileN;
     uint16_t mask_a = 0, mask_b = 0;  // blocks with the same tile row; with the same tile column
     CUTLASS_PRAGMA_UNROLL
     for (int n = 0; n < kClusterN; ++n) mask_a |= uint16_t(1 << (cm + n * kClusterM));
@@ -62,14 +77,17 @@ struct Mainloop : Base {
     for (int m = 0; m < kClusterM; ++m) mask_b |= uint16_t(1 << (m + cn * kClusterM));
 
     CUTLASS_PRAGMA_NO_UNROLL
-    for (int k = 0; k < k_tile_count; ++k, ++state) {
-      pipeline.producer_acquire(state);
-      uint64_t* barrier = reinterpret_cast<uint64_t*>(pipeline.producer_get_barrier(state));
-      auto* to_a = smem.smem_A.data() + (state.index() * kTileM + cn * kShareA) * kTileK;
-      auto* to_b = smem.smem_B.data() + (state.index() * kTileN + cm * kShareB) * kTileK;
-      copy_rows<kClusterN>(p.a, barrier, mask_a, to_a, k * kTileK, row_a);
-      if constexpr (kLanes == 1) copy_rows<kClusterM>(p.b, barrier, mask_b, to_b, k * kTileK, row_b);
-      else copy_groups<kClusterM>(p.b, barrier, mask_b, to_b, k * kTileK, row_b / 16);
+    for (int term = 0; term < Launch::kTerms; ++term) {
+      int const k_end = p.launch->k[term];
+      CUTLASS_PRAGMA_NO_UNROLL
+      for (int k = 0; k < k_end; k += kTileK, ++state) {
+        pipeline.producer_acquire(state);
+        uint64_t* barrier = reinterpret_cast<uint64_t*>(pipeline.producer_get_barrier(state));
+        copy_tile<Visitor::kMajorA, 1, kTileM, kClusterN>(&p.launch->a[term], barrier, mask_a,
+                                                          smem.smem_A.data() + state.index() * kTileM * kTileK, row_a, k, cn);
+        copy_tile<Visitor::kMajorB, kLanes, kTileN, kClusterM>(&p.launch->b[term], barrier, mask_b,
+                                                               smem.smem_B.data() + state.index() * kTileN * kTileK, row_b, k, cm);
+      }
     }
   }
 
@@ -81,17 +99,36 @@ struct Mainloop : Base {
   }
 
  private:
-  static constexpr uint64_t kCacheHint = uint64_t(cute::TMA::CacheHintSm90::EVICT_NORMAL);
+  static constexpr int kBlock = 64;  // rows of M or N in a box of an MN-major operand
 
-  template <int kReceivers>
-  CUTLASS_DEVICE static void copy_rows(CUtensorMap const* map, uint64_t* barrier, uint16_t mask, void* to, int k, int row) {
-    if constexpr (kReceivers == 1) cute::SM90_TMA_LOAD_2D::copy(map, barrier, kCacheHint, to, k, row);
-    else cute::SM90_TMA_LOAD_MULTICAST_2D::copy(map, barrier, mask, kCacheHint, to, k, row);
+  CUTLASS_DEVICE static int tiles(int size, int tile) { return (size + tile - 1) / tile; }
+
+  // This block's part of kRows x kTileK of A or B. Of the kSharers blocks of a cluster that need the same rows each
+  // fetches a share, number `share`, and multicasts it to all: rows of a K-major operand, every kSharers-th block of
+  // 64 x 64 of an MN-major one, which lie in shared memory one after the other.
+  template <Major kMajor, int kLanesOf, int kRows, int kSharers>
+  CUTLASS_DEVICE static void copy_tile(CUtensorMap const* map, uint64_t* barrier, uint16_t mask, ElementA* to, int row,
+                                       int k, int share) {
+    if constexpr (kMajor == Major::MN) {
+      static_assert(kRows % kBlock == 0);
+      CUTLASS_PRAGMA_UNROLL
+      for (int first = 0; first < kRows / kBlock; first += kSharers)
+        if (int const block = first + share; block < kRows / kBlock)
+          copy<kSharers>(map, barrier, mask, to + block * kBlock * kTileK, row + block * kBlock, k);
+    } else {
+      constexpr int kShare = kRows / kSharers;
+      static_assert(kShare % (8 * kLanesOf) == 0, "a share holds whole groups of all lanes");
+      row += share * kShare, to += share * kShare * kTileK;
+      if constexpr (kLanesOf == 1) copy<kSharers>(map, barrier, mask, to, k, row);
+      else copy<kSharers>(map, barrier, mask, to, k, 0, 0, row / 16);
+    }
   }
-  template <int kReceivers>
-  CUTLASS_DEVICE static void copy_groups(CUtensorMap const* map, uint64_t* barrier, uint16_t mask, void* to, int k, int group) {
-    if constexpr (kReceivers == 1) cute::SM90_TMA_LOAD_4D::copy(map, barrier, kCacheHint, to, k, 0, 0, group);
-    else cute::SM90_TMA_LOAD_MULTICAST_4D::copy(map, barrier, mask, kCacheHint, to, k, 0, 0, group);
+
+  template <int kReceivers, class... Coordinates>
+  CUTLASS_DEVICE static void copy(CUtensorMap const* map, uint64_t* barrier, uint16_t mask, void* to, Coordinates... at) {
+    uint64_t const hint = uint64_t(cute::TMA::CacheHintSm90::EVICT_NORMAL);
+    if constexpr (kReceivers == 1) cute::SM90_TMA_LOAD::copy(map, barrier, hint, to, at...);
+    else cute::SM90_TMA_LOAD_MULTICAST::copy(map, barrier, mask, hint, to, at...);
   }
 };
 

@@ -85,9 +85,9 @@ def sources(plan: Plan, variants: Sequence[Variant], meta: Metadata | None = Non
 
 
 def variants_of(plan: Plan, tiles: Sequence[Tile]) -> list[Variant]:
-    """The plan at each tile. Raises CodaError for a tile outside the proven list (case M4)."""
+    """The plan at each tile. Raises CodaError for a tile that is not legal (case M4)."""
     for tile in tiles:
-        legal = legal_tile(tile)
+        legal = legal_tile(tile, plan)
         if not legal:
             raise CodaError.of(str(legal))
     return variants(plan, tiles)

@@ -79,7 +79,7 @@ def _program(plan: Plan, variants: Sequence[Variant]) -> dict[str, Any]:
         "axes": {a.name: str(a.size) for a in plan.program.axes},
         "rows": table.rows.text,
         "columns": table.columns.text,
-        "contraction": table.contraction.text,
+        "contraction": "+".join(extent.text for extent in table.contractions),
         "lanes": plan.lanes,
         "requirements": [r.sentence for r in table.requirements],
         "design_sms": DESIGN_SMS,

@@ -11,7 +11,19 @@ from collections.abc import Iterable, Sequence
 from coda.build.describe import Metadata, argument_text, describe, plans_of, signature
 from coda.resources import templates_dir
 from coda.target.legality import DESIGN_SMS, argument_count, checks
-from coda.target.plan import SHARED_BYTES, THREADS, Finishing, Lanes, Operand, Plan, Store, Variant, Walk
+from coda.target.plan import (
+    SHARED_BYTES,
+    THREADS,
+    Finishing,
+    Lanes,
+    Major,
+    Operand,
+    Plan,
+    Store,
+    Term,
+    Variant,
+    Walk,
+)  # fmt: skip
 from coda.target.requirements import Checks, Extent, Requirement
 
 FINISH_BLOCK = 32 * 16  # threads of a finish kernel
@@ -112,21 +124,20 @@ def _program(plan: Plan, variants: Sequence[Variant], kernels: _Kernels) -> str:
     index = {a.name: i for i, a in enumerate(plan.args)}
     table = checks(plan)
     maps, operands, stores = len(plan.tile_operands), len(plan.operands), len(plan.stores)
-    weights = [index[b] for b in plan.b] + [-1]
     fields = [
         f"{_string(plan.name)}, {_string(argument_count(plan, 0).removesuffix(', got 0'))}, &image",
         "CODA_TABLE(args)",
         "CODA_TABLE(requirements)",
         f"{len(table.variables)}  /* variables: {', '.join(table.variables)} */",
-        f"{', '.join(map(_extent, (table.rows, table.columns, table.contraction)))}  /* rows, columns, contraction */",
-        f"{plan.lanes}, {_lanes(plan.b_lanes)}",
-        f"{index[plan.a]}, {weights[0]}, {weights[1]}  /* A, B */",
+        f"{_extent(table.rows)}, {_extent(table.columns)}  /* rows, columns */",
+        "CODA_TABLE(terms)",
+        f"{_major(plan.a_major)}, {_major(plan.b_major)}, {plan.lanes}, {_lanes(plan.b_lanes)}",
         _reference("operands", plan.operands),
         _reference("stores", plan.stores),
         _reference("finishings", plan.finishings),
         "CODA_TABLE(variants)",
         str(DESIGN_SMS),
-        f"launch_gemm<{maps}, {operands}, {stores}>",
+        f"launch_gemm<{maps}, {operands}, {stores}, {len(plan.terms)}>",
     ]
     return "\n".join(
         [
@@ -134,6 +145,7 @@ def _program(plan: Plan, variants: Sequence[Variant], kernels: _Kernels) -> str:
             f"namespace {plan.name}_tables {{",
             _table("Arg", "args", (_arg(plan, table, i) for i in range(len(plan.args)))),
             _table("Requirement", "requirements", map(_requirement, table.requirements)),
+            _table("Term", "terms", map(_term, plan.terms, table.contractions, [index] * len(plan.terms))),
             _table("Operand", "operands", (_operand(plan, o, index) for o in plan.operands)),
             _table("Store", "stores", (_store(s, index) for s in plan.stores)),
             *(_finishing_parts(plan, f, index) for f in plan.finishings),
@@ -160,6 +172,11 @@ def _requirement(need: Requirement) -> str:
 def _extent(extent: Extent) -> str:
     variable = -1 if extent.variable is None else extent.variable
     return f"{{{extent.coefficient}, {variable}, {extent.offset}}}"
+
+
+def _term(term: Term, contraction: Extent, index: dict[str, int]) -> str:
+    weights = [index[b] for b in term.b] + [-1]
+    return f"{{{index[term.a]}, {weights[0]}, {weights[1]}, {_extent(contraction)}}}"
 
 
 def _operand(plan: Plan, operand: Operand, index: dict[str, int]) -> str:
@@ -236,6 +253,10 @@ def _reference(name: str, rows: Sequence[object]) -> str:
 
 def _lanes(lanes: Lanes) -> str:
     return f"Lanes::k{lanes.value.capitalize()}"
+
+
+def _major(major: Major) -> str:
+    return f"Major::k{major.value.capitalize()}"
 
 
 def _dim(value: int | None) -> str:

@@ -10,7 +10,7 @@ from coda.ir import dim_size
 from coda.runtime.binding import evaluate_size
 from coda.target import Plan, Tile, variants
 from coda.target.legality import can_lower, partial_outputs
-from coda.target.plan import Operand, Space, Store
+from coda.target.plan import Major, Operand, Space, Store, Term
 from coda.target.requirements import View
 
 ALIGNMENT = 256  # of device allocations
@@ -70,11 +70,19 @@ def text(plan: Plan, tile: Tile) -> list[str]:
 
 
 def _product(plan: Plan) -> str:
-    weights = [f"{b}.T" for b in plan.b]
-    right = weights[0] if len(weights) == 1 else f"[{', '.join(weights)}]"
-    sizes = " x ".join(" ".join(axis.name for axis in dim) for dim in (plan.rows, plan.columns, plan.contraction))
+    terms = " + ".join(_term(plan, term) for term in plan.terms)
+    rows, columns, *inner = (
+        " ".join(axis.name for axis in dim) for dim in (plan.rows, plan.columns, *(t.contraction for t in plan.terms))
+    )
+    contraction = inner[0] if len(inner) == 1 else f"({' + '.join(inner)})"
     lanes = f", {plan.lanes} lanes" if plan.lanes > 1 else ""
-    return f"{plan.a} @ {right}  ({sizes}{lanes})"
+    return f"{terms}  ({rows} x {columns} x {contraction}{lanes})"
+
+
+def _term(plan: Plan, term: Term) -> str:
+    left = term.a if plan.a_major is Major.K else f"{term.a}.T"
+    weights = [f"{b}.T" if plan.b_major is Major.K else b for b in term.b]
+    return f"{left} @ " + (weights[0] if len(weights) == 1 else f"[{', '.join(weights)}]")
 
 
 def _reads(operand: Operand) -> str:

@@ -155,10 +155,10 @@ class _Placed:
     @classmethod
     def of(cls, plan: Plan) -> _Placed:
         roots = [v for s in plan.stores for v in s.values]
-        return cls(plan, tuple(walk(roots, lambda n: is_leaf(n) or n in set(products(plan)))))
+        return cls(plan, tuple(walk(roots, lambda n: is_leaf(n) or n in plan.products)))
 
     def space(self, node: Node) -> Space:
-        if node in products(self.plan):
+        if node in self.plan.products:
             return Space.TILE
         rows, columns = {a.name for a in self.plan.rows}, {a.name for a in self.plan.columns}
         if node.type.names & rows:
@@ -167,15 +167,6 @@ class _Placed:
 
     def within(self, space: Space) -> list[Node]:
         return [n for n in self.nodes if n.op != "const" and self.space(n) is space]
-
-
-def products(plan: Plan) -> tuple[Node, ...]:
-    """The accumulator of each lane, as a node of the plan's program."""
-    nodes = plan.program.nodes()
-    dots = [n for n in nodes if n.op == "dot"]
-    if plan.b_lanes is Lanes.NONE:
-        return tuple(dots)
-    return tuple(sorted((n for n in nodes if n.op == "slice" and n.args[0] is dots[0]), key=lambda n: n.attr("index")))
 
 
 def leaf_operand(plan: Plan, leaf: Node, operands: Sequence[Operand]) -> tuple[int, int]:
@@ -208,7 +199,7 @@ def _body(plan: Plan) -> str:
     scope = Scope()
     fields: Lines = {s: [] for s in _SPACES}
     code: Lines = {s: [] for s in _SPACES}
-    for lane, product in enumerate(products(plan)):
+    for lane, product in enumerate(plan.products):
         scope.names[product] = f"product{lane}"
     for leaf, index, lane in streams(plan):
         scope.names[leaf] = _stream_name(plan, index, lane)
@@ -319,11 +310,20 @@ def _body_lines(plan: Plan, fields: Lines, code: Lines, results: list[str], retu
 # ---- the visitor ----
 
 
+def operand_traits(plan: Plan) -> list[str]:
+    """What the mainloop asks of a visitor: its launch parameters, dtype and layouts of the operands of the product."""
+    counts = (plan.tile_operands, plan.operands, plan.stores, plan.terms)
+    majors = ", ".join(f"kMajor{s} = coda::Major::{m.name}" for s, m in (("A", plan.a_major), ("B", plan.b_major)))
+    return [
+        f"  using Launch = coda::Launch<{', '.join(str(len(c)) for c in counts)}>;",
+        f"  using Element = {_ELEMENT[plan.arg(plan.terms[0].a).dtype]};",
+        f"  static constexpr coda::Major {majors};",
+    ]
+
+
 def _visitor(plan: Plan) -> str:
     tiles = streams(plan)
-    launch = f"coda::Launch<{len(plan.tile_operands)}, {len(plan.operands)}, {len(plan.stores)}>"
-    element = _ELEMENT[plan.arg(plan.a).dtype]
-    lines = ["struct Visitor : Body {", f"  using Launch = {launch};", f"  using Element = {element};"]
+    lines = ["struct Visitor : Body {", *operand_traits(plan)]
     lines += [f"  static constexpr int kLanes = {plan.lanes}, kHead = 0, kSlotBytes = 0;"]
     width = sum(plan.operands[i].dtype.bytes for _, i, _ in tiles)
     lines += [f"  static constexpr int kBytesPerElement = {width};  // of all streams"]

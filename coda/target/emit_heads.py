@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from coda.ir import Node
-from coda.target.emit import Scope, cpp_type
+from coda.target.emit import Scope, cpp_type, operand_traits
 from coda.target.heads import HeadLowering
 from coda.target.plan import Block, Plan, Segment
 
@@ -365,11 +365,9 @@ class HeadEmitter:
         slot = "0"
         for segment in self.heads.segments:
             slot = f"coda::larger({slot}, {segment.name}::kSlotBytes)"
-        launch = f"coda::Launch<0, {len(self.plan.operands)}, {len(self.plan.stores)}>"
         lines = [
             "struct Visitor : Body {",
-            f"  using Launch = {launch};",
-            "  using Element = cutlass::bfloat16_t;",
+            *operand_traits(self.plan),
             "  static constexpr int kLanes = 1, kBytesPerElement = 0;",
             f"  static constexpr int kHead = {self.heads.dim}, kSlotBytes = ({slot} + 15) / 16 * 16;",
             "  using Streams = coda::Streams<>;",

@@ -22,6 +22,7 @@ from coda.target.requirements import MAX_RANK, Arg, Binding, Checks, Extent, Kin
 
 TMA_ALIGN = 16
 TMA_PITCH = 1 << 40  # strides of a tensor map are below this many bytes
+MN_BLOCK = 64  # rows or columns of an MN-major operand in a TMA box: the 128 bytes of a swizzle
 INT32 = (1 << 31) - 1
 DESIGN_SMS = 132  # the variant is chosen for this many multiprocessors, so that a program's partial sums, and with
 #                   them its bits, do not depend on which Hopper board it runs
@@ -32,7 +33,7 @@ def can_lower(plan: p.Plan, tensors: Sequence[Any], tiles: p.Tile | Sequence[p.T
     outputs; None for absent ones, Python numbers for scalars)."""
     variants = tuple(p.Variant(plan, t, "") for t in ([tiles] if isinstance(tiles, p.Tile) else tiles))
     for variant in variants:
-        legal = legal_tile(variant.tile)
+        legal = legal_tile(variant.tile, plan)
         if not legal:
             return legal
     if len(tensors) != len(plan.args):
@@ -42,13 +43,21 @@ def can_lower(plan: p.Plan, tensors: Sequence[Any], tiles: p.Tile | Sequence[p.T
     return OK if text is None else Reason(text)
 
 
-def legal_tile(tile: p.Tile) -> Ok | Reason:
-    """Only tiles from the proven list are offered (cases B7, B10, M4)."""
+def legal_tile(tile: p.Tile, plan: p.Plan | None = None) -> Ok | Reason:
+    """Only tiles from the proven list are offered (cases B7, B10, M4), for a plan those that fit its operands."""
     known = {(t.m, t.n, t.schedule, t.k): t.name for t in p.TILES}
     if (tile.m, tile.n, tile.schedule, tile.k) not in known:
         return Reason(f"tile {tile.name} is not one of {', '.join(known.values())}")
     if (tile.cluster_m, tile.cluster_n) not in ((1, 1), (2, 1)):
         return Reason(f"cluster {tile.cluster_m}x{tile.cluster_n} is not one of 1x1, 2x1")
+    if plan is not None and plan.b_major is p.Major.MN and tile.n % MN_BLOCK:
+        name, axes = plan.terms[0].b[0], ", ".join(plan.arg(plan.terms[0].b[0]).axes)
+        return Reason(
+            f"tile {tile.name} does not take '{name}' stored [{axes}]: it comes in blocks of {MN_BLOCK} columns, which "
+            f"{tile.n} is no multiple of"
+        )
+    if plan is not None and plan.heads is not None and tile.n % plan.heads.dim:
+        return Reason(f"tile {tile.name} does not hold whole heads of {plan.heads.dim} columns")
     return OK
 
 
@@ -123,18 +132,19 @@ class _Derivation:
         plan = self.plan
         self.index = {a.name: i for i, a in enumerate(plan.args)}
         self.partials = partial_outputs(plan)
-        rows, columns, contraction = (self._extent(dim_size(d)) for d in (plan.rows, plan.columns, plan.contraction))
+        rows, columns = (self._extent(dim_size(d)) for d in (plan.rows, plan.columns))
+        contractions = tuple(self._extent(dim_size(t.contraction)) for t in plan.terms)
         for arg in plan.args:
             self._signature(arg)
         for arg in plan.args:
             self._shape(arg)
         self._products()
-        self._sizes(rows, columns, contraction)
+        self._sizes(rows, columns, contractions)
         self._tma_layouts()
         self._outputs()
         args = tuple(Arg(a.name, self._is_vector(a)) for a in plan.args)
         names = tuple(_text(v) for v in self.variables)
-        return Checks(args, names, tuple(self.found), rows, columns, contraction)
+        return Checks(args, names, tuple(self.found), rows, columns, contractions)
 
     def _need(self, kind: Kind, arg: p.Arg | None = None, why: str = "", **fields: Any) -> None:
         need = Requirement(kind, _SENTENCES[kind], self.index[arg.name] if arg else 0, **fields)
@@ -167,7 +177,7 @@ class _Derivation:
 
     def _is_vector(self, arg: p.Arg) -> bool:
         """Whether one element may stand for all: the scale that is per tensor in one call, per row in the next."""
-        plain = not arg.is_output and not arg.inout and arg.name not in (self.plan.a, *self.plan.b)
+        plain = not arg.is_output and not arg.inout and arg.name not in self.plan.factors
         return plain and len(arg.dims) == 1 and arg.dtype.kind == "float"
 
     # -- sizes --
@@ -211,10 +221,14 @@ class _Derivation:
                 extent = Extent(_text(variable), 1, index)
                 self._need(Kind.PRODUCT, why=", ".join(map(_text, factors)), dim=index, value=mask, extent=extent)
 
-    def _sizes(self, rows: Extent, columns: Extent, contraction: Extent) -> None:
+    def _sizes(self, rows: Extent, columns: Extent, contractions: Sequence[Extent]) -> None:
         plan = self.plan
-        self._need(Kind.AT_LEAST, extent=contraction, value=1)
-        for extent, limit in ((rows, INT32), (columns, INT32 // plan.lanes), (contraction, INT32)):
+        contractions = list(dict.fromkeys(contractions))
+        for extent in contractions:
+            self._need(Kind.AT_LEAST, extent=extent, value=1)
+        inner = INT32 // len(plan.terms) // 64 * 64  # the kernel counts whole tiles along K, of all terms
+        limits = [(rows, INT32), (columns, INT32 // plan.lanes), *((extent, inner) for extent in contractions)]
+        for extent, limit in limits:
             self._need(Kind.AT_MOST, extent=extent, value=limit)
         if plan.lanes == 2:
             self._need(Kind.MULTIPLE, why="the columns paired at a time", extent=columns, value=8)
@@ -229,7 +243,8 @@ class _Derivation:
     def _tma_layouts(self) -> None:
         plan = self.plan
         weight_rows = 1 if plan.lanes == 1 else 16  # the map over paired weights steps up to 16 rows at a time
-        dims = {plan.a: (0, 1, TMA_PITCH)} | {b: (0, 1, TMA_PITCH // weight_rows) for b in plan.b}
+        dims = {name: (0, 1, TMA_PITCH) for name in plan.factors}
+        dims |= {name: (0, 1, TMA_PITCH // weight_rows) for term in plan.terms for name in term.b}
         for operand in plan.tile_operands:
             dims.setdefault(operand.arg, (operand.row_dim or 0, operand.column_dim or 0, TMA_PITCH))
         for arg in plan.args:
@@ -237,8 +252,8 @@ class _Derivation:
                 self._tma(arg, *dims[arg.name])
             elif arg.dtype.bytes > 1:
                 self._need(Kind.ALIGNED, arg, "its element size", value=arg.dtype.bytes)
-        if len(plan.b) == 2:
-            first, second = map(plan.arg, plan.b)
+        if len(plan.terms[0].b) == 2:
+            first, second = map(plan.arg, plan.terms[0].b)
             self._need(Kind.SAME_PITCH, first, _who(second), other=self.index[second.name])
             self._need(Kind.LANES, first, _who(second), other=self.index[second.name])
 
@@ -265,7 +280,7 @@ class _Derivation:
         plan = self.plan
         stores = [s for s in plan.stores if s.arg == output.name and s.kind == "tile"]
         reads = [o for o in plan.operands if o.arg == operand.name]
-        if len(stores) != 1 or len(reads) != 1 or operand.name in (plan.a, *plan.b):
+        if len(stores) != 1 or len(reads) != 1 or operand.name in plan.factors:
             return False
         if any(o.arg == operand.name for f in plan.finishings for o in f.operands):
             return False

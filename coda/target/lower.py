@@ -1,24 +1,26 @@
 """Lower: an epilogue program to a visitor plan.
 
-The program has one product, or two that share their left operand (gate and up): both become the two lanes of one
-accumulator tile. Each value is placed by the axes it varies over (``Space``); each output becomes a store, each
-reduction over rows or columns a partial store with a finish kernel behind it. What cannot be lowered raises a
-CodaError that says why, at the place in the source.
+What the accumulators hold is found in product.py. Each value is placed by the axes it varies over (``Space``); each
+output becomes a store, each reduction over rows or columns a partial store with a finish kernel behind it. What
+cannot be lowered raises a CodaError that says why, at the place in the source.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from coda.dtypes import BF16, BOOL, F16, F32, I32, I64
-from coda.errors import CodaError, Diagnostic
-from coda.ir import Axis, Dim, Node, Output, Param, Program, dim_size, topological
+from coda.errors import CodaError
+from coda.ir import Dim, Node, Output, Program, dim_size, topological
 from coda.ops import OPS
 from coda.ops.reduce import REDUCTIONS
 from coda.passes.lanes import lane_axes, unroll_lanes
 from coda.passes.parts import push_parts
 from coda.target.heads import HeadLowering, is_head_wise
 from coda.target.plan import Arg, Finishing, Lanes, Operand, Plan, Space, Store
+from coda.target.product import fail as _fail
+from coda.target.product import find_product, lane_order
 
 _FLOATS = (BF16, F16, F32)  # what a tile is stored and prefetched in
 
@@ -28,123 +30,30 @@ def lower(program: Program) -> Plan:
     return _Lowering(program).plan()
 
 
-def _fail(message: str, node: Node | Param | None = None, hint: str | None = None) -> CodaError:
-    return CodaError([Diagnostic(message, node.span if node else None, hint)])
-
-
 class _Lowering:
     def __init__(self, program: Program):
         self.source = program.source
         self.original = program
         try:
             self.program = unroll_lanes(program)
-            self._find_product(lane_axes(program))
+            self.product = find_product(self.program, lane_axes(program))
+            self.rows, self.columns = self.product.rows, self.product.columns
+            self.lane_axis, self.products = self.product.lane_axis, self.product.accumulators
             self.head_lowering = self._head_wise()
         except CodaError as error:
             error.source = error.source or program.source
             raise
 
-    # ---- the product ----
-
-    def _find_product(self, axes: tuple[Axis, ...]) -> None:
-        nodes = self.program.nodes()
-        dots = [n for n in nodes if n.op == "dot"]
-        if not dots:
-            raise _fail("the program has no product '@', so there is no GEMM to fuse into")
-        if any(d in topological(other.args) for d in dots for other in dots if d is not other):
-            raise _fail(
-                "one product feeds another: this is a block program, which is lowered in a later release", dots[-1]
-            )
-        first = dots[0]
-        if len(dots) > 2 or any(d.args[0] is not first.args[0] for d in dots):
-            raise _fail(
-                f"the program has {len(dots)} products; one kernel takes one, or two that share their left operand",
-                dots[-1], "put the others into programs of their own, or their weights into one",
-            )  # fmt: skip
-        self.a = self._stored_operand(first.args[0], transposed=False)
-        self.b = tuple(self._stored_operand(d.args[1], transposed=True) for d in dots)
-        if len(dots) == 2 and dots[0].type.dims != dots[1].type.dims:
-            one, other = (", ".join(a.name for a in d.type.axes) for d in dots)
-            raise _fail(
-                f"two products in one kernel need the same result axes; these have [{one}] and [{other}]", dots[1]
-            )
-        self.rows, columns = first.type.dims
-        self.contraction = first.args[0].type.dims[1]
-        lanes = [a for a in axes if a in columns]
-        if len(dots) == 2:
-            self.lane_axis = next((a for a in axes if a.static == 2), None)
-            self.b_lanes, self.columns = Lanes.NONE, columns
-            self.products = tuple(dots)
-        elif lanes:
-            (self.lane_axis, *more) = lanes
-            if more:
-                raise _fail(f"the columns of a product split once: over '{lanes[0]}' or over '{lanes[1]}'", first)
-            if self.lane_axis.static != 2:
-                raise _fail(
-                    f"axis '{self.lane_axis}' has size {self.lane_axis.size}; the columns of a product split in two",
-                    first,
-                )
-            self.b_lanes = self._lane_order(columns, first)
-            self.columns = tuple(a for a in columns if a != self.lane_axis)
-            self.products = tuple(n for n in nodes if n.op == "slice" and n.args[0] is first)
-            missing = {0, 1} - {n.attr("index") for n in self.products}
-            if missing:
-                raise _fail(
-                    f"lane {min(missing)} of axis '{self.lane_axis}' is never used, half of the product is wasted",
-                    first, "pass the half of the weight that is used",
-                )  # fmt: skip
-            self.products = tuple(sorted(self.products, key=lambda n: n.attr("index")))
-        else:
-            self.lane_axis = next((a for a in axes if a.static == 2), None)
-            self.b_lanes, self.columns, self.products = Lanes.NONE, columns, (first,)
-        self.lanes = len(self.products)
-
-    def _stored_operand(self, node: Node, transposed: bool) -> Param:
-        """The parameter behind an operand of '@': A as x, B as w.T (both K-major)."""
-        side = "right" if transposed else "left"
-        is_transposed = node.op == "transpose"
-        leaf = node.args[0] if is_transposed else node
-        if leaf.op != "input":
-            raise _fail(
-                f"the {side} operand of '@' is computed ('{leaf.op}'); a kernel reads it from memory", leaf,
-                "compute it in the program before, or pass it as a parameter",
-            )  # fmt: skip
-        name = leaf.attr("name")
-        if is_transposed != transposed:
-            dims = _dim_names(leaf.type.dims)
-            raise _fail(
-                f"the {side} operand '{name}' of '@' is stored [{', '.join(dims)}]; "
-                "this release takes K-major operands", node,
-                f"store it as [{', '.join(reversed(dims))}] and write {name}{'.T' if transposed else ''}",
-            )  # fmt: skip
-        node = leaf
-        if node.dtype not in (BF16, F16):
-            hint = "bf16 and f16 are the operand dtypes of this release"
-            raise _fail(f"the {side} operand '{node.attr('name')}' of '@' is {node.dtype}", node, hint)
-        return self.program.param(node.attr("name"))
-
     def _head_wise(self) -> HeadLowering | None:
         """The lowering by heads, where the program looks inside the columns of its product."""
         if not is_head_wise(self.program, self.columns):
             return None
-        if self.lanes == 2:
-            raise _fail(
-                "a head-wise epilogue of a product with two lanes is lowered in a later release", self.products[0]
-            )
+        if len(self.products) == 2 or len(self.product.terms) > 1:
+            what = "product with two lanes" if len(self.products) == 2 else "sum of products"
+            raise _fail(f"a head-wise epilogue of a {what} is lowered in a later release", self.products[0])
         self.program = push_parts(self.program)
         (dot,) = (n for n in self.program.nodes() if n.op == "dot")
         return HeadLowering(self.program, dot, self.rows, self.columns)
-
-    def _lane_order(self, dim: Dim, node: Node) -> Lanes:
-        position = dim.index(self.lane_axis)
-        if position == 0:
-            return Lanes.OUTER
-        if position == len(dim) - 1:
-            return Lanes.INNER
-        raise _fail(
-            f"axis '{self.lane_axis}' must be first or last in its group ({' '.join(a.name for a in dim)})", node,
-            "first keeps the lanes apart, last interleaves them",
-        )  # fmt: skip
 
     # ---- where values vary ----
 
@@ -175,7 +84,7 @@ class _Lowering:
             elif bare == self.columns:
                 column_dim = i
                 if bare != dim:
-                    lanes = self._lane_order(dim, node)  # type: ignore[arg-type]
+                    lanes = lane_order(dim, self.lane_axis, node)  # type: ignore[arg-type]
             else:
                 own, rows, columns = (" ".join(a.name for a in d) for d in (dim, self.rows, self.columns))
                 raise _fail(
@@ -263,12 +172,7 @@ class _Lowering:
                 for index in [n for n in topological([leaf]) if n.op == "gather"]:
                     position = lowering.operand(index.args[1])
                     found[position.arg, position.identity] = position
-        return Plan(
-            name=self.program.name, program=self.program, args=_args(self.original), a=self.a.name,
-            b=tuple(p.name for p in self.b), lanes=1, b_lanes=Lanes.NONE, rows=self.rows, columns=self.columns,
-            contraction=self.contraction, lane_axis=None, operands=tuple(found.values()), stores=tuple(lowering.stores),
-            finishings=(), heads=heads,
-        )  # fmt: skip
+        return self._plan_of(operands=tuple(found.values()), stores=tuple(lowering.stores), finishings=(), heads=heads)
 
     def _plan(self) -> Plan:
         if self.head_lowering is not None:
@@ -290,11 +194,16 @@ class _Lowering:
             else:
                 stores.append(self._tile_store(output))
         finishings = tuple(self._finishing(kind, results, stores) for kind, results in finished.items() if results)
+        operands = self._operands([v for s in stores for v in s.values])
+        return self._plan_of(operands=operands, stores=tuple(stores), finishings=finishings)
+
+    def _plan_of(self, **parts: Any) -> Plan:
+        """The plan with these operands, stores and so on around the product."""
+        product = self.product
         return Plan(
-            name=self.program.name, program=self.program, args=_args(self.original), a=self.a.name,
-            b=tuple(p.name for p in self.b), lanes=self.lanes, b_lanes=self.b_lanes, rows=self.rows,
-            columns=self.columns, contraction=self.contraction, lane_axis=self.lane_axis,
-            operands=self._operands([v for s in stores for v in s.values]), stores=tuple(stores), finishings=finishings,
+            name=self.program.name, program=self.program, args=_args(self.original), terms=product.terms,
+            a_major=product.a_major, b_major=product.b_major, products=product.accumulators, b_lanes=product.b_lanes,
+            rows=product.rows, columns=product.columns, lane_axis=product.lane_axis, **parts,
         )  # fmt: skip
 
     def _check_expressible(self, node: Node) -> None:

@@ -31,6 +31,13 @@ class Lanes(Enum):
     INNER = "inner"  # (F s): interleaved
 
 
+class Major(Enum):
+    """Which dim of a product operand is adjacent in memory."""
+
+    K = "k"  # the contracted one: x of x @ w.T, [M, K], and w, [N, K]
+    MN = "mn"  # the other one: x of x.T @ w, [K, M], and w, [K, N]
+
+
 @dataclass(frozen=True)
 class Arg:
     """One position of ``NAME_run``: parameters, then outputs, in order. ``dims`` are sizes over the free axes."""
@@ -153,24 +160,35 @@ class Heads:
 
 
 @dataclass(frozen=True)
+class Term:
+    """A product of the sum that is accumulated: of parameters ``a`` and ``b`` over their own contracted axis. ``b`` has
+    two weights of equal shape where each lane has its own."""
+
+    a: str
+    b: tuple[str, ...]
+    contraction: Dim
+
+
+@dataclass(frozen=True)
 class Plan:
     """A GEMM with a visitor epilogue, and the finish kernels of its reductions.
 
-    ``a`` is [M, K] and each of ``b`` [N, K], both K-major. ``lanes`` is 1 or 2; with 2, either ``b`` has two weights
-    of equal shape or one whose column dim holds both lanes as ``b_lanes`` says. ``columns`` is the column dim of one
-    lane. ``program`` is the program after lane unrolling: what the nodes in the stores belong to.
+    The accumulators hold the sum of ``terms``, whose operands all lie in memory as ``a_major`` and ``b_major`` say.
+    ``lanes`` is 1 or 2; with 2, either the term has two weights or one whose column dim holds both lanes as ``b_lanes``
+    says. ``columns`` is the column dim of one lane. ``program`` is the program after lane unrolling: what the nodes in
+    the stores belong to, and ``products``, the value that each lane accumulates.
     """
 
     name: str
     program: Program
     args: tuple[Arg, ...]
-    a: str
-    b: tuple[str, ...]
-    lanes: int
+    terms: tuple[Term, ...]
+    a_major: Major
+    b_major: Major
+    products: tuple[Node, ...]
     b_lanes: Lanes
     rows: Dim
     columns: Dim
-    contraction: Dim
     lane_axis: Axis | None
     operands: tuple[Operand, ...]
     stores: tuple[Store, ...]
@@ -179,6 +197,15 @@ class Plan:
 
     def arg(self, name: str) -> Arg:
         return next(a for a in self.args if a.name == name)
+
+    @property
+    def lanes(self) -> int:
+        return len(self.products)
+
+    @property
+    def factors(self) -> tuple[str, ...]:
+        """The parameters that are multiplied, each once."""
+        return tuple(dict.fromkeys(name for term in self.terms for name in (term.a, *term.b)))
 
     @property
     def tile_operands(self) -> tuple[Operand, ...]:

@@ -133,7 +133,7 @@ class Checks:
     requirements: tuple[Requirement, ...]
     rows: Extent
     columns: Extent  # of one lane
-    contraction: Extent
+    contractions: tuple[Extent, ...]  # of each term
 
 
 @dataclass

@@ -9,6 +9,7 @@ import sympy
 
 from coda.errors import CodaError
 from coda.ir import Dim, dim_size
+from coda.target.legality import legal_tile
 from coda.target.plan import TILES, Plan, Tile, Variant
 
 
@@ -20,7 +21,7 @@ def choose_tile(plan: Plan, dims: Mapping[str, int] | None = None, sms: int = 13
     ping-pong hides it under the next tile.
     """
     rows, columns = _evaluate(plan.rows, dims), _evaluate(plan.columns, dims)
-    fitting = [t for t in TILES if fits(plan, t)]
+    fitting = [t for t in TILES if legal_tile(t, plan)]
     if rows is None or columns is None:
         return fitting[0]
 
@@ -29,11 +30,6 @@ def choose_tile(plan: Plan, dims: Mapping[str, int] | None = None, sms: int = 13
 
     offered = [t for t in fitting if t.schedule == "pingpong" or tiles(t) <= 2 * sms]
     return min(offered or fitting, key=lambda t: -(-tiles(t) // sms) * t.m * t.n)
-
-
-def fits(plan: Plan, tile: Tile) -> bool:
-    """Whether a tile holds whole heads, where the plan works on heads."""
-    return plan.heads is None or tile.n % plan.heads.dim == 0
 
 
 def _evaluate(dim: Dim, dims: Mapping[str, int] | None) -> int | None:

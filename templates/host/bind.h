@@ -9,7 +9,7 @@ struct Frame {
   Program const& program;
   Variant const& variant;
   View const* views;
-  int64_t rows, columns, contraction;  // columns of one lane
+  int64_t rows, columns;  // columns of one lane
 };
 
 // -- tensor maps -----------------------------------------------------------------------------------------------------
@@ -49,13 +49,14 @@ inline cuuint64_t row_bytes(View const& v, int row_dim, int64_t width) {
 // The two lanes of B, fetched interleaved in groups of eight rows by one 4-D map: K, 8 rows, 2 lanes, F/8 groups. Two
 // weights are lanes one address difference apart; strides are unsigned, so the lower one comes first and the kernel is
 // told when that swaps the lanes.
-inline int bind_paired_weight(Frame const& f, CUtensorMap& map, int32_t& swap_lanes, cuuint32_t box_rows) {
+inline int bind_paired_weight(Frame const& f, Term const& term, int64_t k, cuuint32_t box_rows, CUtensorMap& map,
+                              int32_t& swap_lanes) {
   Program const& p = f.program;
-  View const& w = f.views[p.b0];
-  cuuint64_t pitch = row_bytes(w, 0, f.contraction), row = pitch, lane = 0;
+  View const& w = f.views[term.b0];
+  cuuint64_t pitch = row_bytes(w, 0, k), row = pitch, lane = 0;
   char* base = w.data;
-  if (p.b1 >= 0) {
-    char* other = f.views[p.b1].data;
+  if (term.b1 >= 0) {
+    char* other = f.views[term.b1].data;
     swap_lanes = other < base;
     lane = cuuint64_t(swap_lanes ? base - other : other - base);
     base = swap_lanes ? other : base;
@@ -64,23 +65,30 @@ inline int bind_paired_weight(Frame const& f, CUtensorMap& map, int32_t& swap_la
   } else {
     lane = cuuint64_t(f.columns) * pitch;
   }
-  return encode<4>(map, p.args[p.b0].name, w, base, {cuuint64_t(f.contraction), 8, 2, cuuint64_t(f.columns / 8)},
+  return encode<4>(map, p.args[term.b0].name, w, base, {cuuint64_t(k), 8, 2, cuuint64_t(f.columns / 8)},
                    {row, lane, 8 * row}, {64, 8, 2, box_rows / 16});
 }
 
+// An operand of the product, [rows, k] or stored transposed. A box is 64 wide, which is 128 bytes, the swizzle: along K
+// with `box_rows` rows, or along the rows, and then 64 high.
+inline int bind_matrix(Frame const& f, int arg, Major major, int64_t rows, int64_t k, cuuint32_t box_rows,
+                       CUtensorMap& map) {
+  View const& v = f.views[arg];
+  bool along_k = major == Major::kK;
+  int64_t width = along_k ? k : rows, height = along_k ? rows : k;
+  return encode<2>(map, f.program.args[arg].name, v, v.data, {cuuint64_t(width), cuuint64_t(height)},
+                   {row_bytes(v, 0, width)}, {64, along_k ? box_rows : 64});
+}
+
 // Clusters share tiles: each block loads its part of A (along N) and of B (along M) and multicasts it.
-inline int bind_product(Frame const& f, CUtensorMap& a, CUtensorMap& b, int32_t& swap_lanes) {
+inline int bind_term(Frame const& f, Term const& term, int64_t k, CUtensorMap& a, CUtensorMap& b, int32_t& swap_lanes) {
   Program const& p = f.program;
   Kernel const& kernel = p.image->kernels[f.variant.kernel];
-  View const &x = f.views[p.a], &w = f.views[p.b0];
-  cuuint64_t k = cuuint64_t(f.contraction), rows = cuuint64_t(f.rows), columns = cuuint64_t(f.columns);
   cuuint32_t a_rows = cuuint32_t(f.variant.tile_m / kernel.cluster_n);
   cuuint32_t b_rows = cuuint32_t(f.variant.tile_n / kernel.cluster_m);
-  char const *a_name = p.args[p.a].name, *b_name = p.args[p.b0].name;
-  if (int status = encode<2>(a, a_name, x, x.data, {k, rows}, {row_bytes(x, 0, f.contraction)}, {64, a_rows}))
-    return status;
-  if (p.lanes == 2) return bind_paired_weight(f, b, swap_lanes, b_rows);
-  return encode<2>(b, b_name, w, w.data, {k, columns}, {row_bytes(w, 0, f.contraction)}, {64, b_rows});
+  if (int status = bind_matrix(f, term.a, p.a_major, f.rows, k, a_rows, a)) return status;
+  if (p.lanes == 2) return bind_paired_weight(f, term, k, b_rows, b, swap_lanes);
+  return bind_matrix(f, term.b0, p.b_major, f.columns, k, b_rows, b);
 }
 
 inline int bind_tile_map(Frame const& f, Operand const& spec, CUtensorMap& map) {

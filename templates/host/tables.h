@@ -57,6 +57,15 @@ struct Walk {
   int64_t head_scale;
 };
 
+// Which dim of an operand of the product is adjacent in memory: K, or M (of A) and N (of B).
+enum class Major : uint8_t { kK, kMn };
+
+// One product of the sum that is accumulated: arguments A and B over their own contracted axis.
+struct Term {
+  int a, b0, b1;  // b1: the weight of the second lane, -1 where there is one weight
+  Extent contraction;
+};
+
 struct Operand {
   int arg;
   int row_dim, column_dim;
@@ -121,10 +130,12 @@ struct Program {
   Requirement const* requirements;
   int requirement_count;
   int variable_count;
-  Extent rows, columns, contraction;
+  Extent rows, columns;
+  Term const* terms;
+  int term_count;
+  Major a_major, b_major;
   int lanes;
   Lanes weight_lanes;
-  int a, b0, b1;  // arguments; b1 is -1 with one weight
   Operand const* operands;
   int operand_count;
   Store const* stores;

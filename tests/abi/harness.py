@@ -26,6 +26,7 @@ from coda.frontend import load
 from coda.runtime.dlpack import DLTensor
 from coda.runtime.library import Artifact
 from coda.target import TILES, Plan, Tile, lower, variants
+from coda.target.legality import legal_tile
 from coda.target.requirements import View
 
 HERE = Path(__file__).parent
@@ -60,6 +61,15 @@ program interleaved(x: bf16[M, D], w: bf16[(F s=2), D]) {
 program tokens(x: bf16[(B T), D], w: bf16[N, D]) {
     return x @ w.T: bf16
 }
+program dgrad(dy: bf16[M, N], w: bf16[N, K]) {
+    return dy @ w: bf16
+}
+program wgrad(dy: f16[M, N], x: f16[M, K]) {
+    return dy.T @ x: f32
+}
+program summed(x: bf16[M, K], w: bf16[N, K], h: bf16[M, R], b: bf16[N, R]) {
+    return x @ w.T + h @ b.T: bf16
+}
 """
 
 
@@ -82,10 +92,15 @@ def tools() -> toolchain.Toolchain:
         pytest.skip(str(error))
 
 
-def host_only(folder: Path, name: str, tiles: Sequence[Tile] = TILES, fake: bool = False) -> Path:
+def tiles(name: str) -> list[Tile]:
+    """All tiles that the program above can have."""
+    return [tile for tile in TILES if legal_tile(tile, plan(name))]
+
+
+def host_only(folder: Path, name: str, fake: bool = False) -> Path:
     """``folder/NAME.so`` with the launcher of a program above and no kernels."""
     folder.mkdir(parents=True, exist_ok=True)
-    built = variants(plan(name), tiles)
+    built = variants(plan(name), tiles(name))
     (folder / "host.cpp").write_text(host_source(name, built, Metadata(cutlass="4.2.0", nvcc="13.0.88")))
     (folder / f"{name}.h").write_text(header(name, [plan(name)]))
     (folder / "device.cubin").write_bytes(b"no device code")
@@ -136,18 +151,18 @@ class Schedule(ctypes.Structure):
     )
 
 
-def launch_type(maps: int, operands: int, outputs: int) -> type[ctypes.Structure]:
+def launch_type(maps: int, operands: int, outputs: int, terms: int = 1) -> type[ctypes.Structure]:
     """coda::Launch of templates/launch.h."""
     tensor_map = ctypes.c_uint64 * 16
 
     class Launch(ctypes.Structure):
         _fields_ = (
-            ("a", tensor_map),
-            ("b", tensor_map),
+            ("a", tensor_map * terms),
+            ("b", tensor_map * terms),
             ("tiles", tensor_map * max(maps, 1)),
             ("m", ctypes.c_int32),
             ("n", ctypes.c_int32),
-            ("k", ctypes.c_int32),
+            ("k", ctypes.c_int32 * terms),
             ("swap_lanes", ctypes.c_int32),
             ("schedule", Schedule),
             ("operands", Operand * max(operands, 1)),

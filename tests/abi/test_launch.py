@@ -7,8 +7,8 @@ import torch
 
 from tests.abi.harness import Recorder, finish_type, launch_type, recorder
 
-BF16, F32 = torch.bfloat16, torch.float32
-TILED, FLOAT = 9, 7  # CUtensorMapDataType: bf16, f32
+BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
+HALF = 6  # CUtensorMapDataType of f16
 SWIZZLE = {64: 2, 128: 3}  # bytes of a box row -> CUtensorMapSwizzle
 
 
@@ -54,7 +54,7 @@ def test_product_maps_and_grid() -> None:
     assert (launch["grid"], launch["block"], launch["cluster"]) == ([2, 10, 1], [384, 1, 1], [2, 1, 1])
     assert (launch["shared"], launch["stream"]) == (232448, 77)
     p = record.parameters(launch_type(0, 0, 1))
-    assert (p.m, p.n, p.k, p.swap_lanes, p.a[0], p.b[0]) == (300, 520, 256, 0, 1, 2)
+    assert (p.m, p.n, p.k[0], p.swap_lanes, p.a[0][0], p.b[0][0]) == (300, 520, 256, 0, 1, 2)
     s = p.schedule
     assert (s.clusters_m, s.clusters_n, s.swizzle, s.along_n, s.grid_clusters) == (2, 5, 2, 1, 10)
     out = p.outputs[0]
@@ -149,6 +149,35 @@ def test_column_reduction_counts_bands() -> None:
     f = record.parameters(finish_type(1, 1), 1)
     assert (f.length, f.count, f.extent) == (n, 19, m)
     assert (f.outputs[0].row, f.outputs[0].column) == (0, 1)
+
+
+def test_operands_whose_last_dim_is_not_contracted() -> None:
+    """dy @ w and dy.T @ x: boxes of 64 x 64 over the matrix as it is stored."""
+    record = started("dgrad")
+    dy, w = zeros(300, 256), zeros(256, 520)
+    assert record.run([dy, w, zeros(300, 520)]) == 0, record.error
+    a, b = maps(record)
+    assert (a["dims"], a["box"]) == ([256, 300], [64, 128])
+    assert (b["base"], b["dims"], b["strides"], b["box"], b["swizzle"]) == (
+        w.data_ptr(), [520, 256], [1040], [64, 64], 3,
+    )  # fmt: skip
+    record = started("wgrad")
+    dy, x = zeros(300, 256, dtype=F16), zeros(300, 520, dtype=F16)
+    assert record.run([dy, x, zeros(256, 520, dtype=F32)]) == 0, record.error
+    a, b = maps(record)
+    assert (a["dims"], a["strides"], a["box"], a["type"]) == ([256, 300], [512], [64, 64], HALF)
+    assert (b["dims"], b["strides"], b["box"], b["type"]) == ([520, 300], [1040], [64, 64], HALF)
+    p = record.parameters(launch_type(0, 0, 1))
+    assert (p.m, p.n, p.k[0]) == (256, 520, 300)
+
+
+def test_a_sum_of_products_has_maps_for_each_term() -> None:
+    record = started("summed")
+    m, n, k, r = 300, 520, 256, 16
+    assert record.run([zeros(m, k), zeros(n, k), zeros(m, r), zeros(n, r), zeros(m, n)]) == 0, record.error
+    assert [t["dims"] for t in maps(record)] == [[k, m], [k, n], [r, m], [r, n]]
+    p = record.parameters(launch_type(0, 0, 1, terms=2))
+    assert ([t[0] for t in p.a], [t[0] for t in p.b], list(p.k)) == ([1, 3], [2, 4], [k, r])
 
 
 @pytest.mark.parametrize("swapped", [False, True])

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from coda.dtypes import TABLE
 from coda.runtime.binding import evaluate_size
 from coda.target.legality import can_lower
-from coda.target.plan import TILES, Plan
+from coda.target.plan import Plan
 from coda.target.requirements import MAX_RANK, View
 from tests.abi import harness
 
@@ -94,7 +94,7 @@ def test_same_answer_in_python_and_cxx(name: str) -> None:
     @given(args=arguments(plan, record))
     def agree(args: list[View | None]) -> None:
         refused = record.run_views(args, "check")
-        answer = can_lower(plan, args, TILES)
+        answer = can_lower(plan, args, harness.tiles(name))
         assert record.error == ("" if answer else str(answer))
         assert bool(refused) == (not answer)
 
@@ -111,7 +111,7 @@ def test_fitting_tensors_are_accepted(name: str) -> None:
     @given(sizes=st.fixed_dictionaries(dict.fromkeys(symbols, GOOD_SIZES)))
     def accepted(sizes: dict[str, int]) -> None:
         args = fitting(plan, record, sizes)
-        assert can_lower(plan, args, TILES)
+        assert can_lower(plan, args, harness.tiles(name))
         assert record.run_views(args, "check") == 0, record.error
 
     accepted()
