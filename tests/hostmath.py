@@ -1,8 +1,9 @@
 """Generated math, run by the host compiler: the body and the finish kernels of plans against the interpreter.
 
 ``compile_plans`` makes one shared library of a batch of plans. A ``HostProgram`` is called with a program's operands
-and returns its outputs as ``coda.runtime.reference.evaluate`` does: it forms the product exactly, fills the operand
-table as the launcher does, visits every row and pair of columns, reduces in torch, and runs the finish kernels.
+and returns its outputs as ``coda.runtime.reference.evaluate`` does: it takes the product from the interpreter, fills
+the operand table as the launcher does, visits every row and pair of columns, reduces in torch, and runs the finish
+kernels.
 
 ``own_functions`` puts the functions of ``templates/scalar.h`` into the interpreter: with them, generated math and
 interpreter agree to the bit, so that a random program tests the code generator and not the accuracy of ``expf``.
@@ -27,10 +28,11 @@ import torch
 from torch import Tensor
 
 from coda.dtypes import torch_dtype
-from coda.ir import dim_size
+from coda.ir import Output, dim_size
 from coda.ops import OPS
 from coda.resources import templates_dir
 from coda.runtime.binding import bind, evaluate_size, shapes_of
+from coda.runtime.reference import evaluate
 from coda.target import emit
 from coda.target.plan import Finishing, Lanes, Operand, Plan, Store
 
@@ -229,11 +231,11 @@ class _Call:
         return padded
 
     def _products(self) -> list[Tensor]:
-        a = self.inputs[self.plan.a].flatten(1).float()
-        products = [a @ self.inputs[b].flatten(1).float().T for b in self.plan.b]
-        if self.plan.b_lanes is Lanes.NONE:
-            return products
-        return [self._lane(products[0], self.plan.b_lanes, lane) for lane in range(2)]
+        """What the lanes accumulate, by the interpreter."""
+        names = [f"product{lane}" for lane in range(self.plan.lanes)]
+        outputs = [Output(name, node, node.type) for name, node in zip(names, self.plan.products, strict=True)]
+        values = evaluate(self.plan.program.with_outputs(outputs), self.inputs)
+        return [values[name] for name in names]
 
     def _streams(self) -> list[Tensor]:
         """The tile operand of each stream; an absent one is its identity, as in the visitor."""

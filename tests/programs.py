@@ -9,10 +9,13 @@ from pathlib import Path
 from hypothesis import strategies as st
 
 from coda.dtypes import BF16, F16, F32, I64, DType
+from coda.frontend import load_path
 from coda.ir import Axis, Node, Output, Param, Program, Type, appearing_axes
 from coda.ops import build
 
 TOUR = Path(__file__).parent / "programs"
+EXAMPLES = Path(__file__).parents[1] / "examples"
+BLOCKS = {"mlp_block"}  # examples with several products, which are not lowered yet
 
 UNARY = ("neg", "abs", "exp", "tanh", "sigmoid", "relu", "silu", "gelu_erf", "gelu_tanh", "erf", "sqrt", "rsqrt")
 BINARY = ("add", "sub", "mul", "div", "maximum", "minimum")
@@ -125,3 +128,11 @@ def random_epilogue(
 def tour() -> dict[str, Path]:
     """The programs of the language's tour, one file each."""
     return {path.stem: path for path in sorted(TOUR.glob("*.coda"))}
+
+
+def lowered() -> dict[str, Program]:
+    """The examples that become one kernel, and programs that between them use everything that lowering knows."""
+    paths = [path for path in sorted(EXAMPLES.glob("*.coda")) if path.stem not in BLOCKS]
+    return {
+        p.name: p for path in [*paths, TOUR / "lowering" / "special.coda"] for p in load_path(path).programs.values()
+    }

@@ -19,7 +19,7 @@ from coda.ops import OPS, build
 from coda.printer import print_program
 from coda.runtime.binding import type_shape
 from coda.runtime.reference import evaluate
-from coda.target import lower
+from coda.target import Plan, lower
 from tests.hostmath import (
     APPROXIMATE,
     EXACT,
@@ -31,7 +31,7 @@ from tests.hostmath import (
     own_functions,
     same_bits,
 )
-from tests.programs import EpilogueBuilder, M, N, cast, constant, random_epilogue
+from tests.programs import EpilogueBuilder, M, N, cast, constant, lowered, random_epilogue
 
 SPECIAL = (0.0, -0.0, math.inf, -math.inf, math.nan)
 ORDINARY = (1.0, -1.0, 0.5, -2.0, 3.0, 0.1, -0.7, 7.25, -6.5, 12.0, -15.0, 30.0, -80.0, 88.0)
@@ -232,16 +232,16 @@ def drawn(strategy: st.SearchStrategy, count: int) -> list:
     return examples
 
 
-def random_operands(program: Program, seed: int) -> dict[str, Tensor | float | None]:
+def random_operands(plan: Plan, seed: int) -> dict[str, Tensor | float | None]:
     """An exact product; other operands with special values among ordinary ones, some absent, some from the host."""
     generator = torch.Generator().manual_seed(seed)
-    sizes = {"M": 5, "N": 7, "K": 6}
+    sizes = {axis.name: size for axis, size in zip(plan.program.free_axes, (5, 6, 7, 9), strict=False)}
     inputs: dict[str, Tensor | float | None] = {}
-    for i, param in enumerate(program.params):
+    for i, param in enumerate(plan.program.params):
         shape, dtype = type_shape(param.type, sizes), torch_dtype(param.type.dtype)
-        if param.name in ("x", "w"):
-            inputs[param.name] = exact_operand(generator, *shape)
-        elif param.optional and (seed + i) % 2:
+        if param.name in plan.factors:
+            inputs[param.name] = exact_operand(generator, *shape, dtype=dtype)
+        elif (param.default is not None and seed % 2) or (param.optional and (seed + i) % 2):
             inputs[param.name] = None
         else:
             special = VALUES[torch.randint(len(VALUES), shape, generator=generator)]
@@ -249,6 +249,28 @@ def random_operands(program: Program, seed: int) -> dict[str, Tensor | float | N
             values = torch.where(torch.rand(shape, generator=generator) < 0.1, special, ordinary).to(dtype)
             inputs[param.name] = values if shape or seed % 2 else values.item()
     return inputs
+
+
+def check_bits(program: Program, host: HostProgram, seed: int) -> None:
+    """Generated math and interpreter with our functions agree on random operands."""
+    inputs = random_operands(host.plan, seed)
+    got = host(inputs)
+    with own_functions():
+        want = evaluate(program, inputs)
+    for name in want:
+        assert same_bits(got[name], want[name]), (
+            f"{print_program(program)}\n{name} {disagreement(got[name], want[name])}"
+        )
+
+
+def test_examples_have_the_interpreters_bits():
+    """Lanes of every kind, operands of every kind, reductions finished and not."""
+    programs = lowered()
+    plans = {name: lower(program) for name, program in programs.items()}
+    plans = {name: plan for name, plan in plans.items() if plan.heads is None}
+    for name, host in zip(plans, compile_plans(list(plans.values())), strict=True):
+        for seed in range(2):
+            check_bits(programs[name], host, seed)
 
 
 def test_random_programs_have_the_interpreters_bits():
@@ -260,14 +282,7 @@ def test_random_programs_have_the_interpreters_bits():
     assert len(plans) > len(programs) / 2, "most programs lower"
     for program, host in zip(plans, compile_plans(list(plans.values())), strict=True):
         for seed in range(2):
-            inputs = random_operands(program, seed)
-            got = host(inputs)
-            with own_functions():
-                want = evaluate(program, inputs)
-            for name in want:
-                assert same_bits(got[name], want[name]), (
-                    f"{print_program(program)}\n{name} {disagreement(got[name], want[name])}"
-                )
+            check_bits(program, host, seed)
 
 
 # -- three dtypes: operands, arithmetic, results (cases C5, C8, E1) ---------------------------------------------------
@@ -289,7 +304,7 @@ def test_dtypes_of_operand_cast_and_output_are_independent(middle):
             y = build("sub", build("mul", h, cast(build("div", column, scalar), middle)), build("mul", row, scalar))
             programs.append(builder.program(f"{read}_{stored}", cast(y, stored)))
     for program, host in zip(programs, compile_plans([lower(p) for p in programs]), strict=True):
-        inputs = random_operands(program, seed=1)
+        inputs = random_operands(host.plan, seed=1)
         got, want = host(inputs), evaluate(program, inputs)
         assert same_bits(got["y"], want["y"]), (program.name, disagreement(got["y"], want["y"]))
         assert same_bits(got["product"], want["product"])
