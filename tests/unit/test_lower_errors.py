@@ -22,28 +22,30 @@ REFUSALS = {
     ),
     "two_left_operands": (
         "x: bf16[M, K], z: bf16[M, K], w: bf16[N, K], v: bf16[N, K]) {\n return (x @ w.T) * (z @ v.T): bf16",
-        (2, 22), "the program has 2 products; one kernel takes one, or two that share their left operand",
-        "put the others into programs of their own, or their weights into one",
+        (2, 22),
+        "the program has 2 products; one kernel takes one, two that share their left operand, or a sum of products",
+        "put the others into programs of their own; a sum stands together, as in c + (x @ v.T + y @ w.T)",
     ),
     "three_products": (
-        "x: bf16[M, K], w: bf16[N, K], v: bf16[N, K], u: bf16[N, K]) {\n return x @ w.T + x @ v.T + x @ u.T: bf16",
-        (2, 29), "the program has 3 products; one kernel takes one, or two that share their left operand",
-        "put the others into programs of their own, or their weights into one",
+        "x: bf16[M, K], w: bf16[N, K], v: bf16[N, K], u: bf16[N, K]) {\n return x @ w.T * (x @ v.T) * (x @ u.T): bf16",
+        (2, 32),
+        "the program has 3 products; one kernel takes one, two that share their left operand, or a sum of products",
+        "put the others into programs of their own; a sum stands together, as in c + (x @ v.T + y @ w.T)",
     ),
     "two_result_axes": (
         "x: bf16[M, K], w: bf16[N, K], v: bf16[F, K]) {\n return a = x @ w.T: bf16, b = x @ v.T: bf16",
         (2, 32), "two products in one kernel need the same result axes; these have [M, N] and [M, F]", None,
     ),
     # operands of the product
-    "right_not_transposed": (
-        "x: bf16[M, D], w: bf16[D, N]) {\n return x @ w: bf16",
-        (1, 26), "the right operand 'w' of '@' is stored [D, N]; this release takes K-major operands",
-        "store it as [N, D] and write w.T",
+    "terms_stored_unlike": (
+        "x: bf16[M, K], w: bf16[N, K], z: bf16[M, J], v: bf16[J, N]) {\n return x @ w.T + z @ v: bf16",
+        (1, 56), "'w' is stored [N, K] and 'v' [J, N], the contracted axis last in one only; products in one kernel "
+        "have operands stored alike",
+        "store 'v' transposed",
     ),
-    "left_transposed": (
-        "x: bf16[K, M], w: bf16[N, K]) {\n return x.T @ w.T: bf16",
-        (2, 9), "the left operand 'x' of '@' is stored [K, M]; this release takes K-major operands",
-        "store it as [M, K] and write x",
+    "terms_of_two_dtypes": (
+        "x: bf16[M, K], w: bf16[N, K], z: f16[M, J], v: f16[N, J]) {\n return x @ w.T + z @ v.T: bf16",
+        (1, 41), "'x' is bf16 and 'z' is f16; products in one kernel have operands of one dtype", None,
     ),
     "right_computed": (
         "x: bf16[M, K], w: bf16[N, K]) {\n return x @ cast(w * 2, bf16).T: bf16",
@@ -77,6 +79,11 @@ REFUSALS = {
     "lanes_of_lanes": (
         "x: bf16[M, K], w: bf16[(s=2 F t=2), K]) {\n z = x @ w.T\n return z.s[0].t[0] * z.s[1].t[1]: bf16",
         (3, 9), "'slice' over the lane axis 't' is lowered in a later release", None,
+    ),
+    "lanes_along_the_contraction": (
+        "x: bf16[M, K], w: bf16[K, (s=2 F)]) {\n z = x @ w\n return z.s[0] * z.s[1]: bf16",
+        (1, 26), "'w' is stored [K, s F]; two products in one kernel take weights whose last dim is contracted",
+        "store the weight as [N, K] and write w.T",
     ),
     "unknown_size": (
         "x: bf16[M, K], w: bf16[(S F), K]) {\n z = x @ w.T\n return z.S[0] * z.S[1]: bf16",
