@@ -103,7 +103,15 @@ class _Stored:
 
     @property
     def order(self) -> str:
-        return f"[{', '.join(' '.join(a.name for a in dim) for dim in self.node.type.dims)}]"
+        return _order(self.node.type.dims)
+
+    @property
+    def transposed_order(self) -> str:
+        return _order(self.node.type.dims[::-1])
+
+
+def _order(dims: Sequence[Dim]) -> str:
+    return f"[{', '.join(' '.join(a.name for a in dim) for dim in dims)}]"
 
 
 def _stored(node: Node, side: str) -> _Stored:
@@ -188,5 +196,5 @@ def _check_lanes(dots: Sequence[Node], terms: Sequence[Node], b: _Stored) -> Non
     if b.major is Major.MN:
         raise fail(
             f"'{b.name}' is stored {b.order}; two products in one kernel take weights whose last dim is contracted",
-            b.node, "store the weight as [N, K] and write w.T",
+            b.node, f"store the weight as {b.transposed_order} and write {b.name}.T",
         )  # fmt: skip

@@ -47,6 +47,11 @@ REFUSALS = {
         "x: bf16[M, K], w: bf16[N, K], z: f16[M, J], v: f16[N, J]) {\n return x @ w.T + z @ v.T: bf16",
         (1, 41), "'x' is bf16 and 'z' is f16; products in one kernel have operands of one dtype", None,
     ),
+    "lanes_not_transposed": (
+        "x: bf16[M, D], v: bf16[D, N], w: bf16[D, N]) {\n return silu(x @ v) * (x @ w): bf16",
+        (1, 26), "'v' is stored [D, N]; two products in one kernel take weights whose last dim is contracted",
+        "store the weight as [N, D] and write v.T",
+    ),
     "right_computed": (
         "x: bf16[M, K], w: bf16[N, K]) {\n return x @ cast(w * 2, bf16).T: bf16",
         (2, 13), "the right operand of '@' is computed ('cast'); a kernel reads it from memory",
