@@ -111,7 +111,8 @@ def did_you_mean(name: str, known: list[str] | set[str]) -> str | None:
     """A hint naming the closest known names, or None when nothing is close."""
     import difflib
 
-    close = difflib.get_close_matches(name, sorted(known), n=3, cutoff=0.6)
+    longer = sorted(k for k in known if k.startswith(f"{name}_"))  # gelu: not one that merely looks alike
+    close = longer or difflib.get_close_matches(name, sorted(known), n=3, cutoff=0.6)
     if not close:
         return None
     return "did you mean " + " or ".join(f"'{c}'" for c in close) + "?"
