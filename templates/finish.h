@@ -9,12 +9,13 @@ namespace coda {
 
 constexpr int kFinishWidth = 32, kFinishDepth = 16;
 
-// The reduction of slot `slot` at position i, in every thread with threadIdx.y == 0.
-template <class R> __device__ float combine_partials(Operand const& slot, int length, int count, int i) {
-  __shared__ float shared[kFinishDepth][kFinishWidth];
-  float total = R::kIdentity;
+// The reduction of a slot's partials at position i, in every thread with threadIdx.y == 0.
+template <class R> __device__ typename R::State combine_partials(Operand const& slot, int length, int count, int i) {
+  using State = typename R::State;
+  __shared__ State shared[kFinishDepth][kFinishWidth];
+  State total = R::identity();
   if (i < length) {
-    float const* p = static_cast<float const*>(slot.data) + i;
+    State const* p = static_cast<State const*>(slot.data) + i;
     for (int c = threadIdx.y; c < count; c += kFinishDepth) total = R::combine(total, p[int64_t(c) * length]);
   }
   __syncthreads();
@@ -26,6 +27,24 @@ template <class R> __device__ float combine_partials(Operand const& slot, int le
   }
   __syncthreads();
   return shared[0][threadIdx.x];
+}
+
+// The reduction of all `count` values of a slot by one block, in every thread.
+template <class R> __device__ float combine_all(Operand const& slot, int count) {
+  constexpr int kThreads = kFinishDepth * kFinishWidth;
+  __shared__ float shared[kThreads];
+  int const thread = threadIdx.y * kFinishWidth + threadIdx.x;
+  float const* p = static_cast<float const*>(slot.data);
+  float total = R::identity();
+  for (int c = thread; c < count; c += kThreads) total = R::combine(total, p[c]);
+  __syncthreads();
+  shared[thread] = total;
+  for (int half = kThreads / 2; half > 0; half /= 2) {
+    __syncthreads();
+    if (thread < half) shared[thread] = R::combine(shared[thread], shared[thread + half]);
+  }
+  __syncthreads();
+  return shared[0];
 }
 
 template <class D, class T> CUTLASS_DEVICE void store_result(Output const& o, int i, T value) {

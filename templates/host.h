@@ -67,28 +67,44 @@ inline bool accept(Call& call, Program const& program, DLTensor* const* args, in
   return true;
 }
 
-// -- workspace: f32 partials [count][length] of each reduction that a finish kernel combines ---------------------
+// -- workspace: a slot for each store that a finish kernel reads, f32 partials [count][length], then one for each value
+// of a row that a total is made of -----------------------------------------------------------------------------------
 
 inline int64_t store_length(Call const& call, Store const& store) {
-  return store.kind == StoreKind::kRow ? call.rows : call.columns;
+  return store.kind == StoreKind::kColumn ? call.columns : call.rows;
 }
 
 inline int64_t store_count(Call const& call, Store const& store) {
+  if (store.kind == StoreKind::kPick) return 1;
   return partials(*call.variant, store.kind == StoreKind::kRow, call.rows, call.columns);
 }
 
 inline bool in_workspace(Store const& store) { return store.arg < 0; }
 
-inline int64_t store_bytes(Call const& call, Store const& store) {
-  if (!in_workspace(store)) return 0;
-  int64_t bytes = store_count(call, store) * store_length(call, store) * int64_t(sizeof(float));
-  return ceil_div(bytes, kWorkspaceAlign) * kWorkspaceAlign;
+inline int64_t slot_bytes(Call const& call, int slot) {
+  Program const& program = *call.program;
+  int64_t floats = call.rows;
+  if (slot < program.store_count) {
+    Store const& store = program.stores[slot];
+    if (!in_workspace(store)) return 0;
+    floats = store_count(call, store) * store_length(call, store) * store.floats;
+  }
+  return ceil_div(floats * int64_t(sizeof(float)), kWorkspaceAlign) * kWorkspaceAlign;
+}
+
+// Where a slot begins.
+inline int64_t slot_offset(Call const& call, int slot) {
+  int64_t offset = 0;
+  for (int before = 0; before < slot; ++before) offset += slot_bytes(call, before);
+  return offset;
 }
 
 inline int64_t workspace_bytes(Call const& call) {
-  int64_t total = 0;
-  for (int i = 0; i < call.program->store_count; ++i) total += store_bytes(call, call.program->stores[i]);
-  return total;
+  return slot_offset(call, call.program->store_count + call.program->kept_count);
+}
+
+inline void* slot(Call const& call, void* workspace, int index) {
+  return static_cast<char*>(workspace) + slot_offset(call, index);
 }
 
 inline bool check_workspace(Call const& call, void* workspace, size_t bytes) {
@@ -153,36 +169,34 @@ int launch_gemm(Call const& call, DeviceState const& device, void* workspace, cu
     if (spec.map < 0 || !frame.views[spec.arg].present) continue;
     if (int status = bind_tile_map(frame, spec, p.tiles[spec.map])) return status;
   }
-  char* next = static_cast<char*>(workspace);
   for (int i = 0; i < program.store_count; ++i) {
     Store const& store = program.stores[i];
-    p.outputs[i] = store.arg < 0 ? partial_output(next, store, store_length(call, store)) : bind_output(frame, store);
-    next += store_bytes(call, store);
+    p.outputs[i] = in_workspace(store) ? partial_output(slot(call, workspace, i), store, store_length(call, store))
+                                       : bind_output(frame, store);
   }
   dim3 grid(kernel.cluster_m, kernel.cluster_n * p.schedule.grid_clusters, 1);
   return launch(kernel, call.variant->kernel, grid, dim3(kThreads), stream, &p);
 }
 
-// A finish kernel; Finishing::launch points to the instance. With an empty GEMM `count` is 0 and the kernel writes
-// what a reduction over nothing is.
+// A finish kernel; Finishing::launch points to the instance. It makes one result for each row or column, or one in all
+// from the values of all rows. With an empty GEMM `count` is 0 and the kernel writes what a reduction over nothing is.
 template <int kOperands, int kOutputs>
 int launch_finish(Call const& call, Finishing const& finishing, void* workspace, cudaStream_t stream) {
   Program const& program = *call.program;
-  bool of_rows = finishing.kind == StoreKind::kRow;
+  bool of_rows = finishing.kind == StoreKind::kRow, total = finishing.kind == StoreKind::kTotal;
   Finish<kOperands, kOutputs> p{};
-  p.length = int32_t(of_rows ? call.rows : call.columns);
-  p.count = int32_t(partials(*call.variant, of_rows, call.rows, call.columns));
+  p.length = total ? 1 : int32_t(of_rows ? call.rows : call.columns);
+  p.count = int32_t(total ? call.rows : partials(*call.variant, of_rows, call.rows, call.columns));
   p.extent = of_rows ? call.columns : call.rows;
   if (p.length == 0) return CODA_OK;
   Frame frame{program, *call.variant, call.views, call.rows, call.columns};
-  for (int i = 0; i < finishing.partial_count; ++i) {
-    char* at = static_cast<char*>(workspace);
-    for (int before = 0; before < finishing.partials[i]; ++before) at += store_bytes(call, program.stores[before]);
-    p.operands[i] = partial_operand(at, finishing.kind, p.length);
-  }
+  for (int i = 0; i < finishing.partial_count; ++i)
+    p.operands[i] = partial_operand(slot(call, workspace, finishing.partials[i]), finishing.kind, p.length);
   for (int i = 0; i < finishing.operand_count; ++i)
     if (int status = bind_operand(frame, finishing.operands[i], p.operands[finishing.partial_count + i])) return status;
   for (int i = 0; i < finishing.result_count; ++i) p.outputs[i] = bind_output(frame, finishing.results[i]);
+  for (int i = 0; i < finishing.kept_count; ++i)
+    p.outputs[finishing.result_count + i] = {slot(call, workspace, program.store_count + i), 1, 0, 0, 0};
   Kernel const& kernel = program.image->kernels[finishing.kernel];
   dim3 grid(unsigned(ceil_div(p.length, 32)));
   return launch(kernel, finishing.kernel, grid, dim3(32, 16), stream, &p);

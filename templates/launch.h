@@ -15,6 +15,7 @@ struct Operand {
   int64_t row, column, lane;
   float value;
   int64_t extent;  // rows of a table that is gathered from
+  int64_t integer;  // the value of an integer or bool operand, exact
 };
 
 // Where a result goes. `vector` allows 16-byte stores: base, row stride and width are multiples of 16 bytes.

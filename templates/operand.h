@@ -1,19 +1,27 @@
 // Epilogue operands that are read straight from memory: scalars, one value for each row, pairs of column values.
 // Host and device. Tile operands come through shared memory instead: see tile_operand.h.
 #pragma once
+#include <type_traits>
+
 #include "launch.h"
 #include "scalar.h"
 
 namespace coda {
 
+// What an operand without data stands for.
+template <class T> CODA_FN T constant(Operand const& o) {
+  if constexpr (std::is_floating_point_v<T>) return T(o.value);
+  else return T(o.integer);
+}
+
 template <class D> CODA_FN auto load_scalar(Operand const& o) -> decltype(load((D const*)nullptr)) {
   using T = decltype(load((D const*)nullptr));
-  return o.data ? load(static_cast<D const*>(o.data)) : T(o.value);
+  return o.data ? load(static_cast<D const*>(o.data)) : constant<T>(o);
 }
 
 template <class D> CODA_FN auto load_row(Operand const& o, int row, int rows, int lane = 0) -> decltype(load((D const*)nullptr)) {
   using T = decltype(load((D const*)nullptr));
-  if (!o.data) return T(o.value);
+  if (!o.data) return constant<T>(o);
   return row < rows ? load(static_cast<D const*>(o.data) + row * o.row + lane * o.lane) : T(0);
 }
 
@@ -22,7 +30,7 @@ template <class D>
 CODA_FN auto load_columns(Operand const& o, int column, int columns, int lane = 0)
     -> Two<decltype(load((D const*)nullptr))> {
   using T = decltype(load((D const*)nullptr));
-  if (!o.data) return {T(o.value), T(o.value)};
+  if (!o.data) return {constant<T>(o), constant<T>(o)};
   D const* p = static_cast<D const*>(o.data) + column * o.column + lane * o.lane;
   return {column < columns ? load(p) : T(0), column + 1 < columns ? load(p + o.column) : T(0)};
 }
@@ -46,7 +54,17 @@ template <class D> CODA_FN Two<float> load_gathered(Operand const& o, int64_t ro
 // Element i of a row or column operand in a finish kernel: one of the two strides is 0.
 template <class D> CODA_FN auto load_element(Operand const& o, int i) -> decltype(load((D const*)nullptr)) {
   using T = decltype(load((D const*)nullptr));
-  return o.data ? load(static_cast<D const*>(o.data) + i * (o.row + o.column)) : T(o.value);
+  return o.data ? load(static_cast<D const*>(o.data) + i * (o.row + o.column)) : constant<T>(o);
 }
+
+// The element of a column operand at an index of its own; 0 outside the operand, where nothing is read.
+template <class D> CODA_FN auto load_at(Operand const& o, int64_t index, int64_t columns) -> decltype(load((D const*)nullptr)) {
+  using T = decltype(load((D const*)nullptr));
+  if (index < 0 || index >= columns) return T(0);
+  return o.data ? load(static_cast<D const*>(o.data) + index * o.column) : constant<T>(o);
+}
+
+// What the epilogue picked in row i (store_pick); 0 where there were no columns, hence no epilogue.
+CODA_FN float load_picked(Operand const& o, int count, int i) { return count ? static_cast<float const*>(o.data)[i] : 0.0f; }
 
 }  // namespace coda

@@ -6,6 +6,7 @@
 #include <cutlass/cutlass.h>
 
 #include "launch.h"
+#include "reduce.h"
 #include "scalar.h"
 
 namespace coda {
@@ -111,31 +112,61 @@ CUTLASS_DEVICE void store32(Output const& o, int lane, Two<float> const (&values
 }
 
 // ---- reductions ----
-struct Sum {
-  static constexpr float kIdentity = 0.0f;
-  CUTLASS_DEVICE static float combine(float a, float b) { return a + b; }
-};
-struct Max {
-  static constexpr float kIdentity = -INFINITY;
-  CUTLASS_DEVICE static float combine(float a, float b) { return max(a, b); }
-};
-struct Min {
-  static constexpr float kIdentity = INFINITY;
-  CUTLASS_DEVICE static float combine(float a, float b) { return min(a, b); }
-};
+CUTLASS_DEVICE float exchange(float x, int mask) { return __shfl_xor_sync(~0u, x, mask); }
+CUTLASS_DEVICE LogSumExp::State exchange(LogSumExp::State s, int mask) {
+  return {exchange(s.max, mask), exchange(s.sum, mask)};
+}
 
 // Over the columns a thread has seen of one row: add a pair, columns beyond the output count as the identity.
 template <class R> CUTLASS_DEVICE void accumulate_row(float& total, Two<float> v, int column, int columns) {
-  total = R::combine(total, column < columns ? v.x : R::kIdentity);
-  total = R::combine(total, column + 1 < columns ? v.y : R::kIdentity);
+  total = R::combine(total, column < columns ? v.x : R::identity());
+  total = R::combine(total, column + 1 < columns ? v.y : R::identity());
+}
+// The same for a whole step of a log-sum-exp.
+template <int kColumns>
+CUTLASS_DEVICE void accumulate_step(LogSumExp::State (&totals)[2], Two<float> const (&values)[kColumns / 4],
+                                    StepPosition const& at) {
+  CUTLASS_PRAGMA_UNROLL
+  for (int rr = 0; rr < 2; ++rr) {
+    float x[kColumns / 4];
+    CUTLASS_PRAGMA_UNROLL
+    for (int j = 0; j < kColumns / 8; ++j) {
+      int const column = at.column + 8 * j + 2 * at.q;
+      x[2 * j] = column < at.columns ? values[2 * j + rr].x : -INFINITY;
+      x[2 * j + 1] = column + 1 < at.columns ? values[2 * j + rr].y : -INFINITY;
+    }
+    totals[rr] = LogSumExp::add(totals[rr], x);
+  }
 }
 // Across the quad that shares a row; the partial of tile column `tile` goes to element (tile, row).
 template <class R>
-CUTLASS_DEVICE void store_row_partial(Output const& o, float total, int row, int rows, int tile, int tiles, int q) {
-  total = R::combine(total, __shfl_xor_sync(~0u, total, 1));
-  total = R::combine(total, __shfl_xor_sync(~0u, total, 2));
-  if (q == 0 && row < rows && tile < tiles) *element<float>(o, row, tile, 0) = total;
+CUTLASS_DEVICE void store_row_partial(Output const& o, typename R::State total, int row, int rows, int tile, int tiles, int q) {
+  total = R::combine(total, exchange(total, 1));
+  total = R::combine(total, exchange(total, 2));
+  if (q == 0 && row < rows && tile < tiles) *element<typename R::State>(o, row, tile, 0) = total;
 }
+
+// The element of each row at an index of its own: the thread that holds it stores it. An index outside the output gives
+// 0, from the first step of the first tile.
+template <int kColumns>
+CUTLASS_DEVICE void store_pick(Output const& o, Two<float> const (&values)[kColumns / 4], int64_t const (&index)[2],
+                               StepPosition const& at) {
+  CUTLASS_PRAGMA_UNROLL
+  for (int rr = 0; rr < 2; ++rr) {
+    int const row = at.row + 8 * rr;
+    bool const outside = index[rr] < 0 || index[rr] >= at.columns;
+    int const held = outside ? -1 : int(index[rr]) - at.column - 2 * at.q;  // among the columns of this thread: 8j or 8j + 1
+    bool stores = outside && at.column == 0 && at.q == 0;
+    float picked = 0.0f;
+    CUTLASS_PRAGMA_UNROLL
+    for (int j = 0; j < kColumns / 8; ++j) {
+      if (held == 8 * j) picked = values[2 * j + rr].x, stores = true;
+      if (held == 8 * j + 1) picked = values[2 * j + rr].y, stores = true;
+    }
+    if (stores && row < at.rows) *element<float>(o, row, 0, 0) = picked;
+  }
+}
+
 // Over the 16 rows of a warp's band: halve the columns a lane holds while halving the rows it has yet to add, so a
 // step of 32 columns takes 7 shuffles. The partial of band `band` goes to element (band, column); a band beyond the
 // last row, which a cluster may cover, stores nothing.
@@ -148,8 +179,8 @@ CUTLASS_DEVICE void store_column_partials(Output const& o, Two<float> const (&va
   float v[2 * kGroups];  // v[2 * j + e]: column 8j + 2q + e
   CUTLASS_PRAGMA_UNROLL
   for (int j = 0; j < kGroups; ++j) {
-    v[2 * j] = R::combine(in0 ? values[2 * j].x : R::kIdentity, in1 ? values[2 * j + 1].x : R::kIdentity);
-    v[2 * j + 1] = R::combine(in0 ? values[2 * j].y : R::kIdentity, in1 ? values[2 * j + 1].y : R::kIdentity);
+    v[2 * j] = R::combine(in0 ? values[2 * j].x : R::identity(), in1 ? values[2 * j + 1].x : R::identity());
+    v[2 * j + 1] = R::combine(in0 ? values[2 * j].y : R::identity(), in1 ? values[2 * j + 1].y : R::identity());
   }
   int const r = lane_id >> 2;  // row within the band; bits 2, 1, 0 of r choose which half of the columns a lane keeps
   int kept = 0;                // index into v of the first column this lane keeps

@@ -46,6 +46,15 @@ EXACT = (
 APPROXIMATE = tuple(name for name, op in OPS.items() if op.family == "pointwise" and name not in EXACT)
 REDUCE = {"sum": Tensor.sum, "mean": Tensor.sum, "max": Tensor.amax, "min": Tensor.amin}
 
+
+def _logsumexp_partial(x: Tensor, dim: int) -> Tensor:
+    """LogSumExp::State of templates/reduce.h: the maximum, and the sum relative to it."""
+    most = x.amax(dim, keepdim=True)
+    return torch.stack([most.squeeze(dim), (x - torch.where(most.isinf(), 0, most)).exp().sum(dim)], -1)
+
+
+PARTIAL = REDUCE | {"logsumexp": _logsumexp_partial}
+
 PREAMBLE = """\
 #include "finish_on_host.h"
 #include <vector>
@@ -55,6 +64,7 @@ struct Entry {
   void* data;
   int64_t row, column, lane;
   float value;
+  int64_t integer;
 };
 
 static std::vector<coda::Operand> operands(Entry const* entries, int count) {
@@ -62,16 +72,18 @@ static std::vector<coda::Operand> operands(Entry const* entries, int count) {
   for (int i = 0; i < count; ++i) {
     Entry const& e = entries[i];
     coda::Operand& o = result[i];
-    o.data = e.data, o.row = e.row, o.column = e.column, o.lane = e.lane, o.value = e.value;
+    o.data = e.data, o.row = e.row, o.column = e.column, o.lane = e.lane, o.value = e.value, o.integer = e.integer;
   }
   return result;
 }
 
 static void put(float* output, int64_t i, coda::Two<float> v) { output[i] = v.x, output[i + 1] = v.y; }
+static void put(float* output, int64_t i, int64_t v) { output[i] = output[i + 1] = float(v); }
 
-template <class Finish> Finish finish(Entry const* entries, int inputs, int outputs, int length, int64_t extent) {
+template <class Finish>
+Finish finish(Entry const* entries, int inputs, int outputs, int length, int count, int64_t extent) {
   Finish p{};
-  p.length = length, p.count = 1, p.extent = extent;
+  p.length = length, p.count = count, p.extent = extent;
   for (int i = 0; i < inputs; ++i) p.operands[i] = operands(entries + i, 1)[0];
   for (int i = 0; i < outputs; ++i) {
     Entry const& e = entries[inputs + i];
@@ -91,6 +103,7 @@ class Entry(ctypes.Structure):
         ("column", ctypes.c_int64),
         ("lane", ctypes.c_int64),
         ("value", ctypes.c_float),
+        ("integer", ctypes.c_int64),
     )
 
 
@@ -157,11 +170,11 @@ extern "C" void {plan.name}_run(Entry const* entries, int rows, int columns, flo
 
 
 def _finish_driver(plan: Plan, finishing: Finishing) -> str:
-    inputs, outputs = len(finishing.partials) + len(finishing.operands), len(finishing.results)
+    inputs, outputs = len(finishing.partials) + len(finishing.operands), len(finishing.results) + len(finishing.kept)
     name = f"{plan.name}_finish_{finishing.kind}"
     return f"""{emit.finish_kernel(plan, finishing)}
-extern "C" void {name}_all(Entry const* entries, int length, int64_t extent) {{
-  auto const p = finish<coda::Finish<{inputs}, {outputs}>>(entries, {inputs}, {outputs}, length, extent);
+extern "C" void {name}_all(Entry const* entries, int length, int count, int64_t extent) {{
+  auto const p = finish<coda::Finish<{inputs}, {outputs}>>(entries, {inputs}, {outputs}, length, count, extent);
   for (threadIdx.x = 0; threadIdx.x < length; ++threadIdx.x) {name}(p);
 }}
 """
@@ -204,8 +217,10 @@ class _Call:
         for k, store in enumerate(self.plan.stores):
             if store.kind == "tile":
                 results[store.arg or ""] = self._stored(store, values[k])
+            elif store.kind == "pick":
+                partials[k] = self._picked(*values[k])
             else:
-                partials[k] = REDUCE[store.reduction or ""](values[k][0], 1 if store.kind == "row" else 0).contiguous()
+                partials[k] = PARTIAL[store.reduction or ""](values[k][0], 1 if store.kind == "row" else 0).contiguous()
                 if store.arg is not None:
                     results[store.arg] = partials[k]
         for finishing in self.plan.finishings:
@@ -266,7 +281,7 @@ class _Call:
         if value is None:
             value = operand.identity if default is None else default
         if not isinstance(value, Tensor):
-            return Entry(value=value)
+            return Entry(integer=value) if operand.dtype.kind == "int" else Entry(value=value)
         entry = Entry(data=value.data_ptr())
         if value.numel() == 1 and value.dim() <= 1:  # one value stands for all
             return entry
@@ -278,6 +293,10 @@ class _Call:
             entry.lane = {Lanes.NONE: 0, Lanes.INNER: stride, Lanes.OUTER: self.columns * stride}[operand.lanes]
         return entry
 
+    def _picked(self, x: Tensor, index: Tensor) -> Tensor:
+        inside = (index[:, 0] >= 0) & (index[:, 0] < self.columns)
+        return torch.where(inside, x.gather(1, torch.where(inside, index[:, 0], 0).long()[:, None])[:, 0], 0)
+
     def _stored(self, store: Store, values: list[Tensor]) -> Tensor:
         if store.lanes is Lanes.OUTER:
             result = torch.cat(values, 1)
@@ -288,18 +307,22 @@ class _Call:
         result = result.T.contiguous() if store.row_dim == 1 else result
         return result.to(torch_dtype(store.dtype))
 
-    def _finish(self, finishing: Finishing, partials: Mapping[int, Tensor]) -> dict[str, Tensor]:
-        length, extent = (self.rows, self.columns) if finishing.kind == "row" else (self.columns, self.rows)
+    def _finish(self, finishing: Finishing, partials: dict[int, Tensor]) -> dict[str, Tensor]:
+        """The results of a finish kernel; what it keeps for the totals is added to the partials."""
+        length = {"row": self.rows, "column": self.columns, "total": 1}[finishing.kind]
+        extent = self.columns if finishing.kind == "row" else self.rows
+        kept = [torch.full([length], -777.0) for _ in finishing.kept]
+        partials |= {len(self.plan.stores) + i: x for i, x in enumerate(kept)}
         results = {
             name: torch.full([length] if self.plan.arg(name).dims else [], -777.0).to(torch_dtype(dtype))
             for _, name, dtype in finishing.results
         }
         entries = [Entry(data=partials[i].data_ptr()) for i in finishing.partials]
         entries += self._entries(finishing.operands)
-        entries += [Entry(data=r.data_ptr(), row=r.dim()) for r in results.values()]  # adjacent elements
+        entries += [Entry(data=r.data_ptr(), row=r.dim()) for r in (*results.values(), *kept)]  # adjacent elements
         run = getattr(self.library, f"{self.plan.name}_finish_{finishing.kind}_all")
-        run.restype, run.argtypes = None, (ctypes.c_void_p, ctypes.c_int, ctypes.c_int64)
-        run(_array(entries), length, extent)
+        run.restype, run.argtypes = None, (ctypes.c_void_p, ctypes.c_int, ctypes.c_int, ctypes.c_int64)
+        run(_array(entries), length, self.rows if finishing.kind == "total" else 1, extent)
         return results
 
 

@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterable, Sequence
 
 from coda.build.describe import Metadata, argument_text, describe, plans_of, signature
+from coda.ops.reduce import REDUCTIONS
 from coda.resources import templates_dir
 from coda.target.legality import DESIGN_SMS, argument_count, checks
 from coda.target.plan import (
@@ -135,6 +136,7 @@ def _program(plan: Plan, variants: Sequence[Variant], kernels: _Kernels) -> str:
         _reference("operands", plan.operands),
         _reference("stores", plan.stores),
         _reference("finishings", plan.finishings),
+        str(sum(len(f.kept) for f in plan.finishings)),
         "CODA_TABLE(variants)",
         str(DESIGN_SMS),
         f"launch_gemm<{maps}, {operands}, {stores}, {len(plan.terms)}>",
@@ -183,13 +185,15 @@ def _operand(plan: Plan, operand: Operand, index: dict[str, int]) -> str:
     arg = plan.arg(operand.arg)
     absent = operand.identity if arg.default is None else float(arg.default)
     dims = f"{_dim(operand.row_dim)}, {_dim(operand.column_dim)}, {_lanes(operand.lanes)}"
-    return f"{{{index[operand.arg]}, {dims}, {_dim(operand.map)}, {_float(absent)}, {_walk(operand.walk)}}}"
+    integer = arg.default if arg.dtype.kind == "int" and arg.default is not None else 0
+    return f"{{{index[operand.arg]}, {dims}, {_dim(operand.map)}, {_float(absent)}, {_walk(operand.walk)}, {integer}}}"
 
 
 def _store(store: Store, index: dict[str, int]) -> str:
     arg = -1 if store.arg is None else index[store.arg]
     dims = f"{_dim(store.row_dim)}, {_dim(store.column_dim)}, {_lanes(store.lanes)}"
-    return f"{{StoreKind::k{store.kind.capitalize()}, {arg}, {dims}, {_walk(store.walk)}}}"
+    floats = REDUCTIONS[store.reduction].floats if store.reduction else 1
+    return f"{{StoreKind::k{store.kind.capitalize()}, {arg}, {dims}, {_walk(store.walk)}, {floats}}}"
 
 
 def _walk(walk: Walk | None) -> str:
@@ -213,20 +217,22 @@ def _finishing_parts(plan: Plan, finishing: Finishing, index: dict[str, int]) ->
 
 def _result(plan: Plan, kind: str, index: dict[str, int], name: str) -> str:
     dim = 0 if plan.arg(name).dims else -1
-    dims = f"{dim}, -1" if kind == "row" else f"-1, {dim}"
-    return f"{{StoreKind::kTile, {index[name]}, {dims}, Lanes::kNone, {_walk(None)}}}"
+    dims = f"-1, {dim}" if kind == "column" else f"{dim}, -1"
+    return f"{{StoreKind::kTile, {index[name]}, {dims}, Lanes::kNone, {_walk(None)}, 1}}"
 
 
 def _finishing(plan: Plan, finishing: Finishing, kernels: _Kernels) -> str:
     kind = finishing.kind
-    operands, results = len(finishing.partials) + len(finishing.operands), len(finishing.results)
+    operands = len(finishing.partials) + len(finishing.operands)
+    results = len(finishing.results) + len(finishing.kept)
     tables = [
         _reference(f"{kind}_partials", finishing.partials),
         _reference(f"{kind}_operands", finishing.operands),
         _reference(f"{kind}_results", finishing.results),
     ]
     return (
-        f"{{StoreKind::k{kind.capitalize()}, {kernels.index(finish_symbol(plan, finishing))}, {', '.join(tables)},\n"
+        f"{{StoreKind::k{kind.capitalize()}, {kernels.index(finish_symbol(plan, finishing))}, {', '.join(tables)}, "
+        f"{len(finishing.kept)},\n"
         f"     launch_finish<{operands}, {results}>}}"
     )
 

@@ -100,5 +100,7 @@ def _typed(plan: Plan, name: str) -> str:
 def _stores(store: Store) -> str:
     if store.kind == "tile":
         return WHERE[Space.TILE]
+    if store.kind == "pick":
+        return "one element of each row, at an index"
     over = "column" if store.kind == "row" else "row"
     return f"{store.reduction} over the {over}s of a tile, for each {store.kind} and tile"

@@ -1,4 +1,4 @@
-"""Reductions over named axes, and what makes them mergeable: identity, combination, finish.
+"""Reductions over named axes, and how they are accumulated.
 
 A reduction over the columns of a kernel is computed tile by tile. ``partial(sum(x, N))`` returns those tile values
 unfinished (one f32 for each tile and row, in tile order); otherwise a ``finish`` kernel combines them in that fixed
@@ -15,19 +15,21 @@ from coda.ops.table import Op, OpError, Type, arithmetic_dtype, register
 
 @dataclass(frozen=True)
 class Reduction:
-    """How one kind of reduction is accumulated. ``identity``, ``combine`` are C++; ``scale`` marks a mean."""
+    """How one kind of reduction is accumulated: ``cpp`` combines partials of ``floats`` f32 values, see
+    templates/reduce.h; a mean is a sum that is divided when it is finished."""
 
     kind: str
-    identity: str
-    combine: str
+    cpp: str
+    floats: int = 1
     is_mean: bool = False
 
 
 REDUCTIONS = {
-    "sum": Reduction("sum", "0.0f", "{0} + {1}"),
-    "mean": Reduction("mean", "0.0f", "{0} + {1}", is_mean=True),
-    "max": Reduction("max", "-INFINITY", "coda::max({0}, {1})"),
-    "min": Reduction("min", "INFINITY", "coda::min({0}, {1})"),
+    "sum": Reduction("sum", "coda::Sum"),
+    "mean": Reduction("mean", "coda::Sum", is_mean=True),
+    "max": Reduction("max", "coda::Max"),
+    "min": Reduction("min", "coda::Min"),
+    "logsumexp": Reduction("logsumexp", "coda::LogSumExp", floats=2),
 }
 
 

@@ -25,7 +25,6 @@ Lines = dict[Space, list[str]]  # C++ by the space it is computed in
 _SPACES = (Space.UNIFORM, Space.ROW, Space.COLUMN, Space.TILE)
 _VARIABLE = {Space.UNIFORM: "u", Space.ROW: "r", Space.COLUMN: "c"}
 _ELEMENT = {BF16: "cutlass::bfloat16_t", F16: "cutlass::half_t"}  # of the operands of a product
-_COMBINER = {"sum": "coda::Sum", "mean": "coda::Sum", "max": "coda::Max", "min": "coda::Min"}
 
 
 def device_source(plan: Plan, variants: Sequence[Variant]) -> str:
@@ -262,7 +261,10 @@ def _results(plan: Plan, scope: Scope) -> tuple[list[str], list[str]]:
     for k, store in enumerate(plan.stores):
         for lane, node in enumerate(store.values):
             name = result_name(k, lane)
-            if store.kind == "tile" and store.dtype.bits == 16:
+            if _is_index(store, lane):
+                fields.append(f"int64_t {name};")
+                values.append(scope.value(node, "int64_t"))
+            elif store.kind == "tile" and store.dtype.bits == 16:
                 fields.append(f"uint32_t {name};")
                 values.append(scope.words.get(node) or f"coda::pack<{store.dtype.cpp}>({scope.value(node, 'float')})")
             else:
@@ -352,12 +354,18 @@ def _row_stores(plan: Plan) -> list[tuple[int, Store]]:
 
 
 def _combiner(store: Store) -> str:
-    return _COMBINER[store.reduction or "sum"]
+    return REDUCTIONS[store.reduction or "sum"].cpp
+
+
+def _by_step(store: Store) -> bool:
+    """Whether a store's values are kept over the step: what sinks at once, row by row, is accumulated as it comes."""
+    return store.kind != "row" or REDUCTIONS[store.reduction or "sum"].floats > 1
 
 
 def _totals(plan: Plan) -> list[str]:
     members = " ".join(
-        f"float store{k}[2] = {{{_combiner(s)}::kIdentity, {_combiner(s)}::kIdentity}};" for k, s in _row_stores(plan)
+        f"{_combiner(s)}::State store{k}[2] = {{{_combiner(s)}::identity(), {_combiner(s)}::identity()}};"
+        for k, s in _row_stores(plan)
     )
     return [f"  struct Totals {{ {members} }};" if members else "  struct Totals {};"]
 
@@ -390,8 +398,7 @@ def _step(plan: Plan) -> list[str]:
         "  template <class S, class In>",
         "  CUTLASS_DEVICE static void step(S const& s, Launch const& p, Uniform const& u, Row const (&rows)[2],",
         "                                  Columns const* columns, In const& in, Totals& totals, int band, int lane) {",
-        *(f"    {_kept(s)} {result_name(k, i)}[2 * S::kGroups];" for k, s in enumerate(plan.stores) if s.kind != "row"
-          for i in range(len(s.values))),
+        *(f"    {_kept(k, s, i)};" for k, s in enumerate(plan.stores) if _by_step(s) for i in range(len(s.values))),
         "    CUTLASS_PRAGMA_UNROLL",
         "    for (int j = 0; j < S::kGroups; ++j) {",
         "      int const n = s.at.column + 8 * j + 2 * s.at.q;",
@@ -403,9 +410,11 @@ def _step(plan: Plan) -> list[str]:
     for k, store in enumerate(plan.stores):
         for i in range(len(store.values)):
             name = result_name(k, i)
-            if store.kind == "row":
+            if not _by_step(store):
                 call = f"coda::accumulate_row<{_combiner(store)}>"
                 lines.append(f"        {call}(totals.store{k}[rr], result.{name}, n, s.at.columns);")
+            elif _is_index(store, i):
+                lines.append(f"        {name}[rr] = result.{name};")
             else:
                 lines.append(f"        {name}[2 * j + rr] = result.{name};")
     lines += ["      }", "    }"]
@@ -414,14 +423,26 @@ def _step(plan: Plan) -> list[str]:
     return [*lines, "  }"]
 
 
-def _kept(store: Store) -> str:
-    return "uint32_t" if store.kind == "tile" and store.dtype.bits == 16 else "coda::Two<float>"
+def _is_index(store: Store, value: int) -> bool:
+    """Whether a value of a store is the column that a pick selects: one for each row."""
+    return store.kind == "pick" and value == 1
+
+
+def _kept(k: int, store: Store, i: int) -> str:
+    """The declaration of an array that holds a value of a store over the step."""
+    if _is_index(store, i):
+        return f"int64_t {result_name(k, i)}[2]"
+    type_ = "uint32_t" if store.kind == "tile" and store.dtype.bits == 16 else "coda::Two<float>"
+    return f"{type_} {result_name(k, i)}[2 * S::kGroups]"
 
 
 def _sink(k: int, store: Store) -> list[str]:
     names = [result_name(k, i) for i in range(len(store.values))]
     if store.kind == "row":
-        return []
+        call = f"coda::accumulate_step<8 * S::kGroups>(totals.store{k}, {names[0]}, s.at);"
+        return [call] if _by_step(store) else []
+    if store.kind == "pick":
+        return [f"coda::store_pick<8 * S::kGroups>(p.outputs[{k}], {names[0]}, {names[1]}, s.at);"]
     if store.kind == "column":
         call = f"coda::store_column_partials<{_combiner(store)}, 8 * S::kGroups>"
         return [f"{call}(p.outputs[{k}], {names[0]}, s.at, band, lane);"]
@@ -449,29 +470,22 @@ def _store_rows(plan: Plan) -> list[str]:
 
 def finish_kernel(plan: Plan, finishing: Finishing) -> str:
     scope, count = Scope(), len(finishing.partials)
-    signature = f"coda::Finish<{count + len(finishing.operands)}, {len(finishing.results)}>"
+    values = [*(value for value, _, _ in finishing.results), *finishing.kept]
+    signature = f"coda::Finish<{count + len(finishing.operands)}, {len(values)}>"
     lines = [
         f'extern "C" __global__ void __launch_bounds__(512) {plan.name}_finish_{finishing.kind}'
         f"(__grid_constant__ {signature} const p) {{",
         "  int const i = blockIdx.x * coda::kFinishWidth + threadIdx.x;",
     ]
-    reductions = [
-        n
-        for n in walk([v for v, _, _ in finishing.results], lambda n: n.op.startswith("reduce_"))
-        if n.op.startswith("reduce_")
-    ]
-    for k, (index, node) in enumerate(zip(finishing.partials, reductions, strict=True)):
-        store = plan.stores[index]
+    totals: dict[bool, list[str]] = {False: [], True: []}  # by whether it is a pick, which only its own thread reads
+    for k, node in enumerate(finishing.reductions):
         name = scope.names[node] = f"total{k}"
-        lines.append(
-            f"  float {name} = coda::combine_partials<{_combiner(store)}>(p.operands[{k}], p.length, p.count, i);"
-        )
-        if REDUCTIONS[store.reduction or "sum"].is_mean:
-            lines.append(f"  {name} = {name} / float(p.extent);")
-    lines.append("  if (threadIdx.y != 0 || i >= p.length) return;")
+        line = f"  {cpp_type(node.dtype)} const {name} = {_finished(finishing.kind, node, k)};"
+        totals[node.op == "pick"].append(line)
+    lines += [*totals[False], "  if (threadIdx.y != 0 || i >= p.length) return;", *totals[True]]
     stop = lambda n: is_leaf(n) or n in scope.names  # noqa: E731
-    for number, node in enumerate(walk([v for v, _, _ in finishing.results], stop)):
-        if node in scope.names or node.op == "const":
+    for number, node in enumerate(walk(values, stop)):
+        if node in scope.names or node.op == "const" or _is_picked_from(plan, node, finishing):
             continue
         if is_leaf(node):
             k, _ = leaf_operand(plan, node, finishing.operands)
@@ -480,10 +494,36 @@ def finish_kernel(plan: Plan, finishing: Finishing) -> str:
             expression = f"coda::{loader}<{finishing.operands[k].dtype.cpp}>(p.operands[{count + k}]{position})"
         elif node.op == "index":
             expression = "int64_t(i)"
+        elif node.op == "pick":
+            k, _ = leaf_operand(plan, node.args[0], finishing.operands)
+            index = scope.value(node.args[1], "int64_t")
+            expression = f"coda::load_at<{finishing.operands[k].dtype.cpp}>(p.operands[{count + k}], {index}, p.extent)"
         else:
             expression = scope.expression(node)
         scope.names[node] = f"v{number}"
         lines.append(f"  {cpp_type(node.dtype)} const v{number} = {expression};")
-    for k, (value, _, dtype) in enumerate(finishing.results):
+    for k, value in enumerate(values):
+        dtype = finishing.results[k][2] if k < len(finishing.results) else F32
         lines.append(f"  coda::store_result<{dtype.cpp}>(p.outputs[{k}], i, {scope.value(value, 'float')});")
     return "\n".join([*lines, "}"])
+
+
+def _finished(kind: str, node: Node, k: int) -> str:
+    """The value of a reduction, from the partials in slot k."""
+    if node.op == "pick":
+        return f"coda::load_picked(p.operands[{k}], p.count, i)"
+    reduction = REDUCTIONS[node.op.removeprefix("reduce_")]
+    if kind == "total":
+        total = f"coda::combine_all<{reduction.cpp}>(p.operands[{k}], p.count)"
+    else:
+        partials = f"coda::combine_partials<{reduction.cpp}>(p.operands[{k}], p.length, p.count, i)"
+        total = f"{reduction.cpp}::value({partials})"
+    return f"{total} / float(p.extent)" if reduction.is_mean else total
+
+
+def _is_picked_from(plan: Plan, node: Node, finishing: Finishing) -> bool:
+    """Whether a leaf is a table over the columns, of which a row kernel reads one element (pick)."""
+    if not is_leaf(node):
+        return False
+    k, _ = leaf_operand(plan, node, finishing.operands)
+    return finishing.kind == "row" and finishing.operands[k].space is Space.COLUMN

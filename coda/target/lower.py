@@ -12,8 +12,8 @@ from typing import Any
 
 from coda.dtypes import BF16, BOOL, F16, F32, I32, I64
 from coda.errors import CodaError
-from coda.ir import Dim, Node, Output, Program, dim_size, topological
-from coda.ops import OPS
+from coda.ir import Dim, Node, Output, Program, dim_size, rewrite, topological
+from coda.ops import OPS, build
 from coda.ops.reduce import REDUCTIONS
 from coda.passes.lanes import lane_axes, unroll_lanes
 from coda.passes.parts import push_parts
@@ -40,6 +40,7 @@ class _Lowering:
             self.rows, self.columns = self.product.rows, self.product.columns
             self.lane_axis, self.products = self.product.lane_axis, self.product.accumulators
             self.head_lowering = self._head_wise()
+            self.program = self._nested_totals(self.program)
         except CodaError as error:
             error.source = error.source or program.source
             raise
@@ -178,7 +179,7 @@ class _Lowering:
         if self.head_lowering is not None:
             return self._head_plan(self.head_lowering)
         stores: list[Store] = []
-        finished: dict[str, list[tuple[Output, Node]]] = {"row": [], "column": []}
+        finished: dict[str, list[tuple[Output, Node]]] = {"row": [], "column": [], "total": []}
         for node in walk([o.value for o in self.program.outputs], lambda n: is_leaf(n) or n in self.products):
             self._check_expressible(node)
         for output in self.program.outputs:
@@ -193,7 +194,13 @@ class _Lowering:
                 finished[kind].append((output, output.value))
             else:
                 stores.append(self._tile_store(output))
-        finishings = tuple(self._finishing(kind, results, stores) for kind, results in finished.items() if results)
+        finishings = self._finishings(finished, stores)
+        for node in walk([v for s in stores for v in s.values], lambda n: is_leaf(n) or n in self.products):
+            if node.op == "pick":
+                raise _fail(
+                    "'pick' gives one value for each row, known when the row is finished; it is used in every element",
+                    node, "return it, or what follows from it, as a value for each row",
+                )  # fmt: skip
         operands = self._operands([v for s in stores for v in s.values])
         return self._plan_of(operands=operands, stores=tuple(stores), finishings=finishings)
 
@@ -215,6 +222,8 @@ class _Lowering:
             )  # fmt: skip
         if node.op == "cast" and not _is_rounding(node):
             raise _fail(f"a cast from {node.args[0].dtype} to {node.dtype} is lowered in a later release", node)
+        if node.op == "pick" and self.space(node.args[0]) is not Space.TILE and not self._is_table(node.args[0]):
+            raise _fail("'pick' selects from a value over the tile, or from a parameter over its columns", node)
         if OPS[node.op].cpp is None and not is_leaf(node) and node not in self.products and node.op not in _STRUCTURE:
             raise _fail(f"'{node.op}' in an epilogue is lowered in a later release", node)
 
@@ -233,49 +242,84 @@ class _Lowering:
             raise _fail(f"output '{output.name}' is {output.type.dtype}; this release stores bf16, f16 and f32", value)
         return Store("tile", tuple(values), output.type.dtype, output.name, lanes, row_dim, column_dim)
 
-    def _reductions(self, value: Node) -> list[Node]:
-        return [n for n in topological([value]) if n.op.startswith("reduce_")]
+    def _nested_totals(self, program: Program) -> Program:
+        """A reduction over all elements becomes one over the columns, then one over the rows. Label: algebraic (the
+        order of additions, which is the kernel's in any case)."""
+        rows, columns = {a.name for a in self.rows}, {a.name for a in self.columns}
+
+        def visit(node: Node, args: tuple[Node, ...]) -> Node | None:
+            if node.op.removeprefix("reduce_") not in REDUCTIONS or set(node.attr("axes")) != rows | columns:
+                return None
+            inner = build(node.op, *args, axes=tuple(a.name for a in self.columns), span=node.span)
+            return build(node.op, inner, axes=tuple(a.name for a in self.rows), span=node.span)
+
+        return rewrite(program, visit)
+
+    def _is_table(self, node: Node) -> bool:
+        return is_leaf(node) and self.space(node) is Space.COLUMN
+
+    def _is_reduction(self, node: Node) -> bool:
+        """Whether a value is known only when all tiles are: a reduction, or an element picked from the tile."""
+        return node.op.startswith("reduce_") or (node.op == "pick" and self.space(node.args[0]) is Space.TILE)
+
+    def _reductions(self, *values: Node) -> list[Node]:
+        """The outermost reductions that values depend on."""
+        return [n for n in walk(list(values), self._is_reduction) if self._is_reduction(n)]
 
     def _direction(self, reduction: Node) -> str:
-        """ "row" for a reduction over all columns, "column" for one over all rows."""
-        axes = set(reduction.attr("axes"))
+        """ "row" for a reduction of the tile over all columns, "column" for one over all rows, "total" for one over the
+        rows of a value for each row."""
+        axes = {reduction.attr("axis")} if reduction.op == "pick" else set(reduction.attr("axes"))
         rows, columns = {a.name for a in self.rows}, {a.name for a in self.columns}
-        kind = reduction.op.removeprefix("reduce_")
-        if kind not in REDUCTIONS:
-            raise _fail(
-                f"'{kind}' over an axis is lowered in a later release", reduction, "sum, mean, max and min are lowered"
-            )
-        over = self.space(reduction.args[0])
-        if axes in (rows, columns) and over is not Space.TILE:
+        kind, over = reduction.op.removeprefix("reduce_"), self.space(reduction.args[0])
+        reduced = {"row": (Space.TILE,), "column": (Space.TILE, Space.ROW)}
+        direction = "row" if axes == columns else "column" if axes == rows else None
+        if direction is not None and over not in reduced[direction]:
             raise _fail(
                 f"this reduces one value for each {over.value}; a kernel reduces values of rows and columns", reduction,
                 "reduce it before, and pass the result",
             )  # fmt: skip
-        if axes == columns and self.space(reduction) in (Space.ROW, Space.UNIFORM):
+        if direction == "row" and self.space(reduction) is Space.ROW:
             return "row"
-        if axes == rows and self.space(reduction) in (Space.COLUMN, Space.UNIFORM):
-            return "column"
+        if direction == "column" and kind != "pick":
+            if kind == "logsumexp":
+                raise _fail("'logsumexp' over the rows is lowered in a later release", reduction)
+            return "column" if over is Space.TILE else "total"
         raise _fail(
-            f"a reduction over ({' '.join(reduction.attr('axes'))}) is lowered in a later release", reduction,
+            f"a reduction over ({' '.join(sorted(axes))}) is lowered in a later release", reduction,
             f"reduce over all columns ({' '.join(sorted(columns))}) or all rows ({' '.join(sorted(rows))})",
         )  # fmt: skip
 
     def _partial_store(self, reduction: Node, output: Output | None = None) -> Store:
+        if reduction.op == "pick":
+            return Store("pick", reduction.args, F32, finished=True)
         direction = self._direction(reduction)
         kind = reduction.op.removeprefix("reduce_")
+        if direction == "total":
+            raise _fail(
+                "this reduces values of whole rows, of which there are no partials", reduction,
+                "return it without partial(...)",
+            )  # fmt: skip
         if output is not None and REDUCTIONS[kind].is_mean:
             raise _fail(
                 "a mean has no partial: it is divided when it is finished", reduction, "return partial(sum(...))"
             )
+        if output is not None and REDUCTIONS[kind].floats > 1:
+            raise _fail(
+                f"a partial of '{kind}' is {REDUCTIONS[kind].floats} values, and an output holds one", reduction,
+                f"return {kind}(...), which is finished",
+            )  # fmt: skip
         name = output.name if output else None
         return Store(direction, reduction.args, F32, name, reduction=kind, finished=output is None)
 
     def _finish_kind(self, output: Output, reductions: list[Node]) -> str:
         directions = {self._direction(r) for r in reductions}
-        if len(directions) > 1 or any(self._reductions(r.args[0]) for r in reductions):
+        inner = self._reductions(*(r.args[0] for r in reductions))
+        nested = {self._direction(r) for r in inner}
+        if len(directions) > 1 or (inner and (directions, nested) != ({"total"}, {"row"})):
             raise _fail(f"output '{output.name}' combines reductions that need several kernels", output.value)
-        direction = directions.pop()
-        if self.space(output.value).value != direction:
+        (direction,) = directions
+        if self.space(output.value).value != {"total": "uniform"}.get(direction, direction):
             raise _fail(
                 f"output '{output.name}' uses a finished reduction over whole rows in every element; that needs a "
                 "second kernel over the rows, which comes in a later release", output.value,
@@ -283,27 +327,46 @@ class _Lowering:
             )  # fmt: skip
         return direction
 
-    def _finishing(self, kind: str, results: list[tuple[Output, Node]], stores: list[Store]) -> Finishing:
-        reductions = list(dict.fromkeys(r for _, value in results for r in self._reductions(value)))
-        partials = []
-        for reduction in reductions:
-            stores.append(self._partial_store(reduction))
-            partials.append(len(stores) - 1)
-        operands = self._operands_above(results, set(reductions))
+    def _finishings(self, finished: dict[str, list[tuple[Output, Node]]], stores: list[Store]) -> tuple[Finishing, ...]:
+        """The finish kernels in the order they run; what the total kernel reduces is computed by the row kernel."""
+        totals = self._reductions(*(value for _, value in finished["total"]))
+        kept = tuple(dict.fromkeys(total.args[0] for total in totals))
+        finishings = []
+        for kind in ("row", "column"):
+            if finished[kind] or (kind == "row" and kept):
+                finishings.append(self._finishing(kind, finished[kind], stores, kept if kind == "row" else ()))
+        if totals:
+            slots = tuple(len(stores) + kept.index(total.args[0]) for total in totals)
+            finishings.append(self._finish("total", slots, totals, finished["total"]))
+        return tuple(finishings)
+
+    def _finishing(
+        self, kind: str, results: list[tuple[Output, Node]], stores: list[Store], kept: tuple[Node, ...]
+    ) -> Finishing:
+        reductions = self._reductions(*(value for _, value in results), *kept)
+        first = len(stores)
+        stores += [self._partial_store(r) for r in reductions]
+        return self._finish(kind, tuple(range(first, len(stores))), reductions, results, kept)
+
+    def _finish(
+        self, kind: str, slots: tuple[int, ...], reductions: list[Node], results: list[tuple[Output, Node]],
+        kept: tuple[Node, ...] = (),
+    ) -> Finishing:  # fmt: skip
         for output, _ in results:
             if output.type.dtype not in _FLOATS:
                 raise _fail(
                     f"output '{output.name}' is {output.type.dtype}; this release stores bf16, f16 and f32",
                     output.value,
                 )
-        return Finishing(kind, tuple(partials), operands, tuple((v, o.name, o.type.dtype) for o, v in results))
-
-    def _operands_above(self, results: list[tuple[Output, Node]], stop: set[Node]) -> tuple[Operand, ...]:
-        return self._operands([above for _, value in results for above in leaves_above(value, stop)])
+        values = [value for _, value in results] + list(kept)
+        operands = self._operands([leaf for value in values for leaf in leaves_above(value, set(reductions))])
+        stored = tuple((value, output.name, output.type.dtype) for output, value in results)
+        return Finishing(kind, slots, tuple(reductions), operands, stored, kept)
 
 
 # Operations without a C++ expression that are lowered by what they are; reductions are judged by their kind.
-_STRUCTURE = {"const", "index", "cast", "layout", "stack", *(name for name, op in OPS.items() if op.family == "reduce")}
+_STRUCTURE = {"const", "index", "pick", "cast", "layout", "stack"}
+_STRUCTURE |= {name for name, op in OPS.items() if op.family == "reduce"}
 
 
 def _is_rounding(cast: Node) -> bool:

@@ -88,7 +88,8 @@ class Store:
     kind "tile": a value for each element (``values`` has one node, or one for each lane), to output ``arg``.
     kind "row": one f32 for each row and tile column, combined over the columns of the tile; "column": likewise over
     the rows. Partials go to output ``arg`` as [count][length] where the program returns them unfinished, else to the
-    workspace, from where a Finishing reads them.
+    workspace, from where a Finishing reads them. kind "pick": one f32 for each row, the element of ``values[0]`` at the
+    column ``values[1]``.
     """
 
     kind: str
@@ -105,13 +106,20 @@ class Store:
 
 @dataclass(frozen=True)
 class Finishing:
-    """The finish kernel of one direction ("row" or "column"). ``partials``: indices into ``Plan.stores``, which come
-    first among its operands; then ``operands``; ``results``: (value node, output arg, dtype)."""
+    """A finish kernel. Kind "row" or "column" combines the partials of one direction; "total" reduces the values of all
+    rows to scalars.
+
+    ``partials`` are slots of the workspace, first among its operands, and ``reductions`` the nodes they stand for: slot
+    i < len(Plan.stores) is what store i left, the rest are the ``kept`` values of the row kernel, an f32 for each row.
+    Then come ``operands``. ``results``: (value node, output arg, dtype).
+    """
 
     kind: str
     partials: tuple[int, ...]
+    reductions: tuple[Node, ...]
     operands: tuple[Operand, ...]
     results: tuple[tuple[Node, str, DType], ...]
+    kept: tuple[Node, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -126,27 +126,26 @@ inline float half_to_float(uint16_t bits) {
   return sign ? -magnitude : magnitude;
 }
 
-// A scalar in host memory, as the f32 that the kernel takes. False where f32 cannot hold it.
-inline bool read_scalar(View const& v, float* out) {
+// A scalar in host memory, as the f32 or the 64-bit integer that the kernel takes.
+inline bool read_scalar(View const& v, coda::Operand& o) {
   uint16_t half;
   uint32_t word;
-  int64_t integer = 0;
+  int32_t integer;
   switch (v.dtype.code) {
     case kDLFloat:
-      if (v.dtype.bits == 32) return memcpy(out, v.data, 4), true;
+      if (v.dtype.bits == 32) return memcpy(&o.value, v.data, 4), true;
       memcpy(&half, v.data, 2);
-      return *out = half_to_float(half), true;
+      return o.value = half_to_float(half), true;
     case kDLBfloat:
       memcpy(&half, v.data, 2);
       word = uint32_t(half) << 16;
-      return memcpy(out, &word, 4), true;
-    case kDLBool: return *out = *v.data ? 1.0f : 0.0f, true;
+      return memcpy(&o.value, &word, 4), true;
+    case kDLBool: return o.integer = *v.data != 0, true;
     case kDLInt:
-      if (v.dtype.bits == 64) memcpy(&integer, v.data, 8);
-      else if (v.dtype.bits == 32) { int32_t i; memcpy(&i, v.data, 4); integer = i; }
-      else integer = static_cast<signed char>(*v.data);
-      *out = float(integer);
-      return integer >= -(int64_t(1) << 24) && integer <= int64_t(1) << 24;
+      if (v.dtype.bits == 64) return memcpy(&o.integer, v.data, 8), true;
+      if (v.dtype.bits == 8) return o.integer = static_cast<signed char>(*v.data), true;
+      memcpy(&integer, v.data, 4);
+      return o.integer = integer, true;
     default: return false;
   }
 }
@@ -154,10 +153,11 @@ inline bool read_scalar(View const& v, float* out) {
 inline int bind_operand(Frame const& f, Operand const& spec, coda::Operand& o) {
   View const& v = f.views[spec.arg];
   o.value = spec.absent;
+  o.integer = spec.absent_integer;
   if (!v.present) return CODA_OK;
   if (v.on_host()) {
-    if (read_scalar(v, &o.value)) return CODA_OK;
-    refuse("the scalar '%s' is not exact in f32; pass it in device memory", f.program.args[spec.arg].name);
+    if (read_scalar(v, o)) return CODA_OK;
+    refuse("the scalar '%s' has a dtype that only device memory may hold", f.program.args[spec.arg].name);
     return CODA_REFUSED;
   }
   o.data = v.data;
@@ -211,7 +211,7 @@ inline coda::Output partial_output(void* at, Store const& spec, int64_t length) 
 
 inline coda::Operand partial_operand(void* at, StoreKind kind, int64_t length) {
   bool of_rows = kind == StoreKind::kRow;
-  return {at, of_rows ? 1 : length, of_rows ? length : 1, 0, 0.0f};
+  return {at, of_rows ? 1 : length, of_rows ? length : 1, 0, 0.0f, 0};
 }
 
 }  // namespace coda::host

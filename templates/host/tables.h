@@ -73,9 +73,10 @@ struct Operand {
   int map;       // index into Launch::tiles
   float absent;  // value of an absent optional operand, or the default
   Walk walk;
+  int64_t absent_integer;  // as `absent`, of an integer operand
 };
 
-enum class StoreKind : uint8_t { kTile, kRow, kColumn, kHead };
+enum class StoreKind : uint8_t { kTile, kRow, kColumn, kHead, kPick, kTotal };
 
 struct Store {
   StoreKind kind;
@@ -83,17 +84,19 @@ struct Store {
   int row_dim, column_dim;
   Lanes lanes;
   Walk walk;
+  int floats;  // f32 values of one partial
 };
 
 struct Finishing {
   StoreKind kind;
   int kernel;
-  int const* partials;  // indices of stores
+  int const* partials;  // slots of the workspace: stores, then the kept values of each row
   int partial_count;
   Operand const* operands;
   int operand_count;
   Store const* results;
   int result_count;
+  int kept_count;  // values of each row left in the workspace, after the results
   int (*launch)(Call const&, Finishing const&, void* workspace, cudaStream_t);
 };
 
@@ -142,6 +145,7 @@ struct Program {
   int store_count;
   Finishing const* finishings;
   int finishing_count;
+  int kept_count;  // of the row kernel: f32 for each row, in the workspace behind the partials
   Variant const* variants;
   int variant_count;
   int design_sms;

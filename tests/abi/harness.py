@@ -130,6 +130,7 @@ class Operand(ctypes.Structure):
         ("lane", ctypes.c_int64),
         ("value", ctypes.c_float),
         ("extent", ctypes.c_int64),
+        ("integer", ctypes.c_int64),
     )
 
 

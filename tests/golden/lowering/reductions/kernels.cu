@@ -37,7 +37,7 @@ struct Visitor : Body {
   static constexpr int kBytesPerElement = 0;  // of all streams
   using Streams = coda::Streams<>;
   CUTLASS_DEVICE static bool needs_tiles(Launch const& p) { return false; }
-  struct Totals { float store1[2] = {coda::Min::kIdentity, coda::Min::kIdentity}; float store3[2] = {coda::Sum::kIdentity, coda::Sum::kIdentity}; float store4[2] = {coda::Max::kIdentity, coda::Max::kIdentity}; float store5[2] = {coda::Sum::kIdentity, coda::Sum::kIdentity}; };
+  struct Totals { coda::Min::State store1[2] = {coda::Min::identity(), coda::Min::identity()}; coda::Sum::State store3[2] = {coda::Sum::identity(), coda::Sum::identity()}; coda::Max::State store4[2] = {coda::Max::identity(), coda::Max::identity()}; coda::Sum::State store5[2] = {coda::Sum::identity(), coda::Sum::identity()}; };
   template <int kWidth, int kChunk> struct Fetched {
     template <int kRows, class Reader> CUTLASS_DEVICE void fetch(Reader const& reader, int first) {
     }
@@ -85,10 +85,9 @@ struct Visitor : Body {
 CODA_KERNEL(reductions_gemm_128x128, reductions::Visitor, 128, 128, false, 2, 1, 64)
 extern "C" __global__ void __launch_bounds__(512) reductions_finish_row(__grid_constant__ coda::Finish<5, 3> const p) {
   int const i = blockIdx.x * coda::kFinishWidth + threadIdx.x;
-  float total0 = coda::combine_partials<coda::Sum>(p.operands[0], p.length, p.count, i);
-  float total1 = coda::combine_partials<coda::Max>(p.operands[1], p.length, p.count, i);
-  float total2 = coda::combine_partials<coda::Sum>(p.operands[2], p.length, p.count, i);
-  total2 = total2 / float(p.extent);
+  float const total0 = coda::Sum::value(coda::combine_partials<coda::Sum>(p.operands[0], p.length, p.count, i));
+  float const total1 = coda::Max::value(coda::combine_partials<coda::Max>(p.operands[1], p.length, p.count, i));
+  float const total2 = coda::Sum::value(coda::combine_partials<coda::Sum>(p.operands[2], p.length, p.count, i)) / float(p.extent);
   if (threadIdx.y != 0 || i >= p.length) return;
   float const v2 = coda::round<coda::bf16>(total1);
   float const v3 = coda::load_element<float>(p.operands[3], i);
@@ -102,7 +101,7 @@ extern "C" __global__ void __launch_bounds__(512) reductions_finish_row(__grid_c
 }
 extern "C" __global__ void __launch_bounds__(512) reductions_finish_column(__grid_constant__ coda::Finish<1, 1> const p) {
   int const i = blockIdx.x * coda::kFinishWidth + threadIdx.x;
-  float total0 = coda::combine_partials<coda::Sum>(p.operands[0], p.length, p.count, i);
+  float const total0 = coda::Sum::value(coda::combine_partials<coda::Sum>(p.operands[0], p.length, p.count, i));
   if (threadIdx.y != 0 || i >= p.length) return;
   coda::store_result<float>(p.outputs[0], i, total0);
 }

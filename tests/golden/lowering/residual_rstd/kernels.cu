@@ -38,7 +38,7 @@ struct Visitor : Body {
   static constexpr int kBytesPerElement = 2;  // of all streams
   using Streams = coda::Streams<coda::Stream<coda::bf16, 0, 0, 0, false>>;
   CUTLASS_DEVICE static bool needs_tiles(Launch const& p) { return true; }
-  struct Totals { float store1[2] = {coda::Sum::kIdentity, coda::Sum::kIdentity}; };
+  struct Totals { coda::Sum::State store1[2] = {coda::Sum::identity(), coda::Sum::identity()}; };
   template <int kWidth, int kChunk> struct Fetched {
     coda::StreamStep<coda::bf16, kWidth, kChunk> x_;
     template <int kRows, class Reader> CUTLASS_DEVICE void fetch(Reader const& reader, int first) {
@@ -73,8 +73,7 @@ struct Visitor : Body {
 CODA_KERNEL(residual_rstd_gemm_128x128, residual_rstd::Visitor, 128, 128, false, 2, 1, 64)
 extern "C" __global__ void __launch_bounds__(512) residual_rstd_finish_row(__grid_constant__ coda::Finish<2, 1> const p) {
   int const i = blockIdx.x * coda::kFinishWidth + threadIdx.x;
-  float total0 = coda::combine_partials<coda::Sum>(p.operands[0], p.length, p.count, i);
-  total0 = total0 / float(p.extent);
+  float const total0 = coda::Sum::value(coda::combine_partials<coda::Sum>(p.operands[0], p.length, p.count, i)) / float(p.extent);
   if (threadIdx.y != 0 || i >= p.length) return;
   float const v1 = coda::load_scalar<float>(p.operands[1]);
   float const v2 = total0 + v1;

@@ -42,7 +42,7 @@ struct Visitor : Body {
   static constexpr int kBytesPerElement = 2;  // of all streams
   using Streams = coda::Streams<coda::Stream<coda::bf16, 0, 0, 0, false>>;
   CUTLASS_DEVICE static bool needs_tiles(Launch const& p) { return true; }
-  struct Totals { float store2[2] = {coda::Sum::kIdentity, coda::Sum::kIdentity}; };
+  struct Totals { coda::Sum::State store2[2] = {coda::Sum::identity(), coda::Sum::identity()}; };
   template <int kWidth, int kChunk> struct Fetched {
     coda::StreamStep<coda::bf16, kWidth, kChunk> x_;
     template <int kRows, class Reader> CUTLASS_DEVICE void fetch(Reader const& reader, int first) {
