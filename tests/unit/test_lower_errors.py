@@ -202,7 +202,7 @@ REFUSALS = {
     ),
     "of_a_row_value": (
         "x: bf16[M, K], w: bf16[N, K], r: f32[M]) {\n return x @ w.T: bf16, s = partial(sum(r, M)): f32",
-        (2, 44), "this reduces values of whole rows, of which there are no partials",
+        (2, 36), "this reduces values of whole rows, of which there are no partials",
         "return it without partial(...)",
     ),
     "partial_mean": (

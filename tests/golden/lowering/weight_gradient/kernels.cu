@@ -37,7 +37,7 @@ struct Visitor : Body {
   static constexpr int kBytesPerElement = 0;  // of all streams
   using Streams = coda::Streams<>;
   CUTLASS_DEVICE static bool needs_tiles(Launch const& p) { return false; }
-  struct Totals { float store1[2] = {coda::Sum::kIdentity, coda::Sum::kIdentity}; };
+  struct Totals { coda::Sum::State store1[2] = {coda::Sum::identity(), coda::Sum::identity()}; };
   template <int kWidth, int kChunk> struct Fetched {
     template <int kRows, class Reader> CUTLASS_DEVICE void fetch(Reader const& reader, int first) {
     }
