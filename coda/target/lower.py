@@ -12,7 +12,7 @@ from typing import Any
 
 from coda.dtypes import BF16, BOOL, F16, F32, I32, I64
 from coda.errors import CodaError
-from coda.ir import Dim, Node, Output, Program, dim_size, rewrite, topological
+from coda.ir import Dim, Node, Output, Param, Program, dim_size, rewrite, topological
 from coda.ops import OPS, build
 from coda.ops.reduce import REDUCTIONS
 from coda.passes.lanes import lane_axes, unroll_lanes
@@ -111,11 +111,7 @@ class _Lowering:
         for leaf in leaves(roots):
             name, identity = self._operand_of(leaf)
             param = self.program.param(name)
-            if param.type.dtype not in (*_FLOATS, I64, I32, BOOL):
-                raise _fail(
-                    f"operand '{name}' is {param.type.dtype}; an epilogue reads bf16, f16, f32, i64, i32 and bool",
-                    param,
-                )
+            self._check_readable(param)
             row_dim, column_dim, lanes = self._tensor_dims(param.type.dims, leaf, name)
             space = self.space(leaf)
             found[name, identity] = Operand(name, space, param.type.dtype, row_dim, column_dim, lanes, identity)
@@ -164,6 +160,7 @@ class _Lowering:
             raise
 
     def _head_plan(self, lowering: HeadLowering) -> Plan:
+        self._check_heads(lowering)
         heads = lowering.heads()
         found = {}
         for output in self.program.outputs:
@@ -226,6 +223,27 @@ class _Lowering:
             raise _fail("'pick' selects from a value over the tile, or from a parameter over its columns", node)
         if OPS[node.op].cpp is None and not is_leaf(node) and node not in self.products and node.op not in _STRUCTURE:
             raise _fail(f"'{node.op}' in an epilogue is lowered in a later release", node)
+
+    def _check_heads(self, lowering: HeadLowering) -> None:
+        """The same of a head-wise epilogue, which has fewer words."""
+        results = [o.value for o in self.program.outputs]
+        joined = [_below_casts(value) for value in results]  # a concat there is stored part by part
+        for node in lowering.walk(results):
+            if lowering.is_leaf(node):
+                for read in (n for n in topological([node]) if n.op == "input"):
+                    self._check_readable(self.program.param(read.attr("name")))
+            elif node.op in ("index", "pick", "reduce_logsumexp"):
+                name = node.op.removeprefix("reduce_")
+                raise _fail(f"'{name}' in a head-wise epilogue is lowered in a later release", node)
+            elif not lowering.is_product(node) and not (node.op == "concat" and node in joined):
+                self._check_expressible(node)
+
+    def _check_readable(self, param: Param) -> None:
+        if param.type.dtype not in (*_FLOATS, I64, I32, BOOL):
+            raise _fail(
+                f"operand '{param.name}' is {param.type.dtype}; an epilogue reads bf16, f16, f32, i64, i32 and bool",
+                param,
+            )
 
     def _tile_store(self, output: Output) -> Store:
         value = output.value
@@ -367,6 +385,12 @@ class _Lowering:
 # Operations without a C++ expression that are lowered by what they are; reductions are judged by their kind.
 _STRUCTURE = {"const", "index", "pick", "cast", "layout", "stack"}
 _STRUCTURE |= {name for name, op in OPS.items() if op.family == "reduce"}
+
+
+def _below_casts(node: Node) -> Node:
+    while node.op in ("cast", "layout"):
+        node = node.args[0]
+    return node
 
 
 def _is_rounding(cast: Node) -> bool:

@@ -88,7 +88,7 @@ REFUSALS = {
     "lanes_along_the_contraction": (
         "x: bf16[M, K], w: bf16[K, (s=2 F)]) {\n z = x @ w\n return z.s[0] * z.s[1]: bf16",
         (1, 26), "'w' is stored [K, s F]; two products in one kernel take weights whose last dim is contracted",
-        "store the weight as [N, K] and write w.T",
+        "store the weight as [s F, K] and write w.T",
     ),
     "unknown_size": (
         "x: bf16[M, K], w: bf16[(S F), K]) {\n z = x @ w.T\n return z.S[0] * z.S[1]: bf16",
@@ -222,6 +222,41 @@ REFUSALS = {
     "integer_statistic": (
         "x: bf16[M, K], w: bf16[N, K]) {\n return c = sum(where(x @ w.T > 0, index(N), 0), N): i64",
         (2, 13), "output 'c' is i64; this release stores bf16, f16 and f32", None,
+    ),
+    # head-wise epilogues
+    "index_by_heads": (
+        "x: bf16[M, K], w: bf16[(H d=64), K]) {\n z = x @ w.T\n return z * sum(z, d) * index(d): bf16",
+        (3, 25), "'index' in a head-wise epilogue is lowered in a later release", None,
+    ),
+    "logsumexp_of_a_head": (
+        "x: bf16[M, K], w: bf16[(H d=64), K]) {\n return logsumexp(x @ w.T, d): f32",
+        (2, 9), "'logsumexp' in a head-wise epilogue is lowered in a later release", None,
+    ),
+    "cast_in_a_head": (
+        "x: bf16[M, K], w: bf16[(H d=64), K]) {\n return sum(cast(x @ w.T, f8e4m3), d): f32",
+        (2, 13), "a cast from f32 to f8e4m3 is lowered in a later release", None,
+    ),
+    "int8_by_heads": (
+        "x: bf16[M, K], w: bf16[(H d=64), K], g: s8[d]) {\n z = x @ w.T\n return z * sum(z, d) * g: bf16",
+        (1, 48), "operand 'g' is s8; an epilogue reads bf16, f16, f32, i64, i32 and bool", None,
+    ),
+    "narrow_heads": (
+        "x: bf16[M, K], w: bf16[(H d=40), K]) {\n return sum(x @ w.T, d): f32",
+        (2, 13), "heads have 40 columns; a head-wise epilogue takes multiples of 16 up to 256", None,
+    ),
+    "heads_of_unknown_width": (
+        "x: bf16[M, K], w: bf16[(H d), K]) {\n return sum(x @ w.T, d): f32",
+        (2, 13), "the size of 'd' is d, but a head-wise epilogue needs a number",
+        "declare it, as in d=64, or give --dims d=64",
+    ),
+    "over_heads": (
+        "x: bf16[M, K], w: bf16[(H d=64), K]) {\n return sum(x @ w.T, H): f32",
+        (2, 9), "a reduction over (H) in a head-wise epilogue", "reduce over the columns of a head, d",
+    ),
+    "tile_operand_by_heads": (
+        "x: bf16[M, K], w: bf16[(H d=64), K], r: bf16[M, (H d)]) {\n return sum(x @ w.T + r, d): f32",
+        (1, 48), "operand 'r' varies over rows and columns; a head-wise epilogue reads rows, heads, columns and "
+        "gathered tables", None,
     ),
 }  # fmt: skip
 
