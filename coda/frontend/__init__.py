@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from coda.errors import CodaError, Diagnostic, Source, did_you_mean
+from coda.errors import CodaError, Diagnostic, Source, Span, did_you_mean
 from coda.frontend import syntax
 from coda.frontend.axes import AxisTable
 from coda.frontend.builtins import BUILTINS
@@ -88,8 +88,9 @@ def library() -> dict[str, syntax.Definition]:
     return {d.name.name: d for source in sources for d in parse_module(source)}
 
 
-def expression(text: str, **nodes: Node) -> Node:
-    """The IR of one expression over given nodes, as in ``expression("dy * sigmoid(a)", dy=dy, a=a)``."""
+def expression(text: str, at: Span | None = None, **nodes: Node) -> Node:
+    """The IR of one expression over given nodes, as in ``expression("dy * sigmoid(a)", dy=dy, a=a)``. Its nodes are
+    said to be written ``at`` a place of the source that they serve."""
     source = Source(text, "<expression>")
     parsed = parse_expression(source)
     report = Report(source)
@@ -97,7 +98,7 @@ def expression(text: str, **nodes: Node) -> Node:
     for node in nodes.values():
         for axis in node.type.axes:
             table.add(axis)
-    scope = Scope(Context(report, table, library()), variables=dict(nodes))
+    scope = Scope(Context(report, table, library(), place=at), variables=dict(nodes))
     try:
         return value(scope, parsed)
     except Failed:

@@ -41,6 +41,7 @@ class Context:
     inlined: set[str] = field(default_factory=set)  # functions that some call has reached
     optional: set[str] = field(default_factory=set)
     inout: set[str] = field(default_factory=set)
+    place: Span | None = None  # where an expression made by a pass is said to stand
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class Scope:
     # Diagnostics.
 
     def place(self, span: Span) -> Span:
-        return self.site.span if self.site else span
+        return self.site.span if self.site else self.context.place or span
 
     def fail(self, message: str, span: Span, hint: str | None = None) -> Failed:
         """Report an error; the caller raises the result to leave the expression."""

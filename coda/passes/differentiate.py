@@ -203,7 +203,7 @@ class _Sweep:
         text = texts[position] if texts else None
         if text is None:
             raise self.no_derivative(node, position)
-        return expression(text, **_names_in_text(node, dy))
+        return expression(text, node.span, **_names_in_text(node, dy))
 
     def no_derivative(self, node: Node, position: int) -> CodaError:
         params = ", ".join(sorted(self.reaching[node.args[position]]))
@@ -214,12 +214,12 @@ class _Sweep:
 
     def rounded(self, dot: Node, dy: Node) -> Node:
         """The gradient of a product as an operand of products: with its dims, in a storage dtype."""
-        name = self.names.pop(dy, None)
+        name = self.names.pop(dy, "d_acc")
         dtype = gradient_dtype(dot.args[0].dtype)
         dy = conform(dy, dot.type)
         dy = dy if dy.dtype == dtype else build("cast", dy, dtype=dtype, saturate=False)
-        if name is not None:
-            self.names[dy] = name
+        if dy.op != "input":
+            self.names.setdefault(dy, name)
         return dy
 
 

@@ -1,0 +1,208 @@
+"""Factors of whole rows move behind the product: ``(r * x * g) @ w`` becomes ``r * ((x * g) @ w)``.
+
+This is what makes a norm free. ``r`` is a statistic of the whole row, so a kernel that makes ``x`` tile by tile does
+not know it; behind the product it is one multiplication in the next kernel's epilogue. The pass knows nothing of norms:
+it takes the operands of products apart (``terms.py``), by the axes over which their factors vary, on both sides of
+``@``. So it also moves the scales of a quantised weight, and ``dy.T @ (h * g)`` becomes ``(dy.T @ h) * g``.
+
+A factor moves only where it helps: where the tile comes from memory, or from a product on which the factor depends.
+It is refused where the whole matrix is needed anyway (it is returned, or something else than a product reads it):
+computing it twice would be a silent cost.
+
+``layer_norm`` leaves terms without a tile, ``row * (column @ w)``: column sums of the weight, worth it where these are
+known ahead, for a frozen weight:
+
+    layer_norm(x, g, b) @ w.T = r * (x @ wg.T - mean * sum(wg, D)) + sum(w * b, D)      with wg = w * g rounded
+
+Since x is not centred, its error is that of the plain product times up to |mean| / std; the sums are taken of the
+rounded wg, so that a constant row cancels as well as f32 sums do. In training LayerNorm is a row kernel.
+
+Label: algebraic. The rounding before ``@`` moves from the normalised value to ``x * g``; no other operation changes.
+``numerics="eager"`` rounds where eager PyTorch rounds, so there nothing moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from coda.dtypes import F16
+from coda.ir import Node, Program, rewrite, topological
+from coda.ops import build
+from coda.passes.axes import add_all, conform
+from coda.passes.labels import Label, Note, note
+from coda.passes.terms import Term, is_rounding, multiply, rounded, separate
+
+NAME = "delay_norm"
+
+
+def delay_norm(program: Program, numerics: str = "fused") -> tuple[Program, tuple[Note, ...]]:
+    """The program with row factors behind the products, and for each product what moved or why nothing did."""
+    delay = _Delay(program, numerics)
+    moved = rewrite(program, lambda node, args: delay.product(node, args) if node.op == "dot" else None)
+    return replace(moved, names=(*moved.names, *delay.names.items())), tuple(delay.notes)
+
+
+@dataclass(frozen=True)
+class _Side:
+    """One operand of a product, taken apart: ``main`` is the term with a tile, ``others`` have none."""
+
+    index: int  # 0: left, 1: right
+    outer: frozenset[str]  # the names of its axes in the result
+    main: Term
+    tile: Node
+    others: tuple[Term, ...]
+    inside: frozenset[Node]  # the operations that disappear when the row factors leave
+
+    @classmethod
+    def of(cls, dot: Node, index: int) -> _Side | None:
+        """None where no row factor would leave, or there is not exactly one tile."""
+        value, peeled = dot.args[index], set()
+        outer, inner = (frozenset(a.name for a in dim) for dim in value.type.dims[:: 1 - 2 * index])
+        while value.op in ("transpose", "layout") or (value.op == "cast" and is_rounding(value)):
+            peeled.add(value)
+            (value,) = value.args
+        found = separate(value, outer, inner)
+        tiles = [t for t in found.terms if t.tile is not None]
+        if len(tiles) != 1 or tiles[0].tile is None or not found.has_row:
+            return None
+        others = tuple(t for t in found.terms if t.tile is None)
+        return cls(index, outer, tiles[0], tiles[0].tile, others, frozenset(found.inside | peeled))
+
+    @property
+    def rows(self) -> list[Node]:
+        return [t.row for t in (self.main, *self.others) if t.row is not None]
+
+
+class _Delay:
+    """The decisions, which look at the program as it is, and the rewrite of one product at a time."""
+
+    def __init__(self, program: Program, numerics: str):
+        self.program, self.numerics = program, numerics
+        self.users, self.stored = program.users(), {o.value for o in program.outputs}
+        self.frozen = {p.name for p in program.params if p.frozen}
+        self.called = dict(program.names)
+        self.names: dict[Node, str] = {}
+        self.notes: list[Note] = []
+
+    def product(self, node: Node, args: tuple[Node, ...]) -> Node:
+        """A product of the program over its new operands, with the row factors of either side behind it."""
+        dot = build("dot", *args, span=node.span)
+        scales: list[Node] = []
+        shifts: list[Node] = []
+        for index in (0, 1):
+            if self.decide(node, _Side.of(node, index)) and (side := _Side.of(dot, index)):
+                scales += [side.main.row] if side.main.row is not None else []
+                shifts += _shifts(dot, side)
+                dot = _without_rows(dot, side)
+        self.names |= {n: "r" for n in scales if n not in self.called}
+        return add_all([multiply(*scales, dot), *shifts])
+
+    def decide(self, node: Node, side: _Side | None) -> bool:
+        """Whether the row factors of one side of a product move; what was decided is noted."""
+        if side is None or not _would_help(side):
+            return False
+        which = _name(node.args[side.index], self.called) or ("right operand" if side.index else "left operand")
+        if refusal := self.refusal(node, side):
+            self.notes.append(note(NAME, f"'{which}' is scaled before the product: {refusal}", None, node))
+            return False
+        moved = f"'{which}' is rounded without its row factor"
+        if side.others:
+            moved = f"{moved} and mean; the error grows like |mean| / std"
+        self.notes.append(note(NAME, f"a row factor of '{which}' is behind the product", Label(moved), node))
+        return True
+
+    def refusal(self, node: Node, side: _Side) -> str | None:
+        """Why row factors that would help must stay, as a clause; None if they may move."""
+        if self.numerics == "eager":
+            return "numerics=eager rounds where eager PyTorch rounds"
+        if escape := self.escape(node, side):
+            return escape
+        if side.others and (side.index or not self.is_frozen(node.args[1])):
+            return "it is shifted, too, and column sums of a weight are worth it only where the weight is frozen"
+        if node.args[side.index].dtype == F16 and side.main.column is not None:
+            return "without it the value could leave the range of f16"
+        return None
+
+    def escape(self, node: Node, side: _Side) -> str | None:
+        """Who else needs the scaled matrix."""
+        for n in self.program.nodes():
+            if n not in side.inside:
+                continue
+            if n in self.stored:
+                return "it is returned as well"
+            for user in self.users[n]:
+                is_operand = user.op == "dot" and user.args[side.index] is n and user.args[1 - side.index] is not n
+                if user not in side.inside and not is_operand and not self.feeds_statistic(user, side):
+                    return f"'{user.op}' needs it as well"
+        return None
+
+    def feeds_statistic(self, user: Node, side: _Side) -> bool:
+        """Whether a value only serves to compute statistics of rows, as the squares of x - mean do."""
+        pending, outer = [user], side.outer
+        while pending:
+            n = pending.pop()
+            if n.type.names <= outer:
+                continue
+            if n in self.stored or n.op == "dot" or not self.users[n]:
+                return False
+            pending += self.users[n]
+        return True
+
+    def is_frozen(self, value: Node) -> bool:
+        """Whether a value is made of frozen weights alone."""
+        read = {n.attr("name") for n in topological([value]) if n.op == "input"}
+        return bool(read) and read <= self.frozen
+
+
+def _would_help(side: _Side) -> bool:
+    """Whether a kernel would otherwise be needed for the row factors: their tile comes from memory, or from a product
+    that must be complete before they are known."""
+    products = _products(side.tile)
+    return not products or any(n in products for n in topological(side.rows))
+
+
+def _products(value: Node) -> set[Node]:
+    """The products that a value is computed from without another product in between."""
+    return {n for n in topological([value], lambda n: () if n.op == "dot" else n.args) if n.op == "dot"}
+
+
+def _name(operand: Node, called: Mapping[Node, str]) -> str | None:
+    """What the source calls an operand of a product, or the value it is the rounding of."""
+    while operand not in called and operand.op in ("cast", "transpose", "layout"):
+        (operand,) = operand.args
+    return called.get(operand)
+
+
+def _without_rows(dot: Node, side: _Side) -> Node:
+    """The product of the tile alone; beside shifts, with the column factor in the weight."""
+    old, args = dot.args[side.index], list(dot.args)
+    if side.others:
+        args[0] = conform(rounded(side.tile, old.dtype), old.type)
+        args[1] = _weight(dot, side)
+    else:
+        args[side.index] = conform(rounded(side.main.rest, old.dtype), old.type)
+    return build("dot", *args, span=dot.span)
+
+
+def _weight(dot: Node, side: _Side) -> Node:
+    return dot.args[1] if side.main.column is None else scaled_weight(dot.args[1], side.main.column)
+
+
+def scaled_weight(weight: Node, column: Node) -> Node:
+    """A right operand times a vector over the contracted axis, rounded: w.T * g as (w * g).T."""
+    turned = weight.op == "transpose"
+    value = multiply(weight.args[0] if turned else weight, column)
+    value = build("cast", value, dtype=weight.dtype, saturate=False, span=weight.span)
+    return build("transpose", value) if turned else value
+
+
+def _shifts(dot: Node, side: _Side) -> list[Node]:
+    """row * sum(w * column) for each term without tile, from the weight as the product reads it where it can be."""
+    weight, shifts = dot.args[1], list[Node]()
+    contracted = tuple(a.name for a in weight.type.dims[0])
+    for term in side.others:
+        is_main = term.column is side.main.column
+        value = _weight(dot, side) if is_main else multiply(weight, term.column)
+        shifts.append(multiply(term.row, build("reduce_sum", value, axes=contracted)))
+    return shifts
