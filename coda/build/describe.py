@@ -55,7 +55,7 @@ def signature(plan: Plan) -> str:
     """``bias_gelu(x: bf16[M, K], w: bf16[N, K]) -> out: bf16[M, N]``"""
     inputs = ", ".join(argument_text(plan, a) for a in plan.args if not a.is_output)
     outputs = ", ".join(argument_text(plan, a) for a in plan.args if a.is_output)
-    return f"{plan.name}({inputs}) -> {outputs}"
+    return f"{plan.name}({inputs})" + (f" -> {outputs}" if outputs else "")
 
 
 def argument_text(plan: Plan, arg: Arg) -> str:
@@ -64,7 +64,8 @@ def argument_text(plan: Plan, arg: Arg) -> str:
     if store is not None:
         axes = ("partials", *axes)
     optional = "?" if arg.optional else "" if arg.default is None else f" = {arg.default}"
-    return f"{arg.name}: {arg.dtype}[{', '.join(axes)}]{optional}"
+    inout = "inout " if arg.inout else ""
+    return f"{inout}{arg.name}: {arg.dtype}[{', '.join(axes)}]{optional}"
 
 
 def _program(plan: Plan, variants: Sequence[Variant]) -> dict[str, Any]:

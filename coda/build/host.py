@@ -161,7 +161,7 @@ def _program(plan: Plan, variants: Sequence[Variant], kernels: _Kernels) -> str:
 
 def _arg(plan: Plan, table: Checks, i: int) -> str:
     arg = plan.args[i]
-    flags = (arg.is_output, not arg.dims and not arg.is_output, table.args[i].vector)
+    flags = (arg.is_output, not arg.dims and not arg.is_written, table.args[i].vector)
     return "{" + ", ".join([_string(arg.name), *(str(f).lower() for f in flags)]) + "}"
 
 

@@ -265,12 +265,14 @@ class _Derivation:
         self._need(Kind.PITCH_MAX, arg, dim=row, value=limit)
 
     def _outputs(self) -> None:
-        """Outputs overlap neither themselves, nor each other, nor what is read."""
+        """What is written overlaps neither itself, nor anything else that is written or read."""
         for index, output in enumerate(self.plan.args):
-            if not output.is_output:
+            if not output.is_written:
                 continue
             self._need(Kind.DISTINCT, output)
-            for other, peer in enumerate(self.plan.args[:index]):
+            for other, peer in enumerate(self.plan.args):
+                if other == index or (other > index and peer.is_written):  # told once, of the later one
+                    continue
                 in_place = self._in_place(output, peer)
                 why = _who(peer) + (" without being the same tensor" if in_place else "")
                 self._need(Kind.APART, output, why, other=other, value=int(in_place))
@@ -280,7 +282,7 @@ class _Derivation:
         plan = self.plan
         stores = [s for s in plan.stores if s.arg == output.name and s.kind == "tile"]
         reads = [o for o in plan.operands if o.arg == operand.name]
-        if len(stores) != 1 or len(reads) != 1 or operand.name in plan.factors:
+        if len(stores) != 1 or len(reads) != 1 or operand.is_written or operand.name in plan.factors:
             return False
         if any(o.arg == operand.name for f in plan.finishings for o in f.operands):
             return False

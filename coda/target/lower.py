@@ -8,6 +8,7 @@ cannot be lowered raises a CodaError that says why, at the place in the source.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from coda.dtypes import BF16, BOOL, F16, F32, I32, I64
@@ -120,8 +121,6 @@ class _Lowering:
         return tuple(self._with_maps(operands))
 
     def _with_maps(self, operands: list[Operand]) -> list[Operand]:
-        from dataclasses import replace
-
         maps, result = 0, []
         for operand in operands:
             if operand.space is Space.TILE:
@@ -177,13 +176,10 @@ class _Lowering:
             return self._head_plan(self.head_lowering)
         stores: list[Store] = []
         finished: dict[str, list[tuple[Output, Node]]] = {"row": [], "column": [], "total": []}
-        for node in walk([o.value for o in self.program.outputs], lambda n: is_leaf(n) or n in self.products):
+        outputs = [o if o.into is None else self._accumulated(o) for o in self.program.outputs]
+        for node in walk([o.value for o in outputs], lambda n: is_leaf(n) or n in self.products):
             self._check_expressible(node)
-        for output in self.program.outputs:
-            if output.into:
-                raise _fail(
-                    f"'{output.name}' accumulates into an inout parameter, which comes in a later release", output.value
-                )
+        for output in outputs:
             if output.is_partial:
                 stores.append(self._partial_store(output.value.args[0], output))
             elif reductions := self._reductions(output.value):
@@ -200,6 +196,23 @@ class _Lowering:
                 )  # fmt: skip
         operands = self._operands([v for s in stores for v in s.values])
         return self._plan_of(operands=operands, stores=tuple(stores), finishings=finishings)
+
+    def _accumulated(self, output: Output) -> Output:
+        """What an inout parameter holds afterwards: an output that reads the memory it is stored to."""
+        held = build("input", name=output.into, type=output.type)
+
+        def total(held: Node, value: Node) -> Node:
+            result = build("add", held, value, span=value.span)
+            dtype = output.type.dtype
+            return result if result.dtype == dtype else build("cast", result, dtype=dtype, saturate=False)
+
+        if output.value.op != "stack":
+            return replace(output, value=total(held, output.value))
+        axis = output.value.attr("axis")
+        lanes = [
+            total(build("slice", held, axis=axis.name, index=i), value) for i, value in enumerate(output.value.args)
+        ]
+        return replace(output, value=build("stack", *lanes, axis=axis, span=output.value.span))
 
     def _plan_of(self, **parts: Any) -> Plan:
         """The plan with these operands, stores and so on around the product."""
@@ -451,6 +464,7 @@ def _args(program: Program) -> tuple[Arg, ...]:
     args += [
         Arg(o.name, o.type.dtype, tuple(map(dim_size, o.type.dims)), _dim_names(o.type.dims), True)
         for o in program.outputs
+        if o.into is None
     ]
     return tuple(args)
 

@@ -40,7 +40,8 @@ class Major(Enum):
 
 @dataclass(frozen=True)
 class Arg:
-    """One position of ``NAME_run``: parameters, then outputs, in order. ``dims`` are sizes over the free axes."""
+    """One position of ``NAME_run``: parameters, then outputs, in order. ``dims`` are sizes over the free axes. What
+    accumulates into an ``inout`` parameter has no position of its own."""
 
     name: str
     dtype: DType
@@ -50,6 +51,10 @@ class Arg:
     optional: bool = False
     default: float | int | None = None
     inout: bool = False
+
+    @property
+    def is_written(self) -> bool:
+        return self.is_output or self.inout
 
 
 @dataclass(frozen=True)

@@ -111,7 +111,8 @@ class _Stored:
 
 
 def _order(dims: Sequence[Dim]) -> str:
-    return f"[{', '.join(' '.join(a.name for a in dim) for dim in dims)}]"
+    groups = (" ".join(a.name for a in dim) for dim in dims)
+    return "[" + ", ".join(f"({group})" if " " in group else group for group in groups) + "]"
 
 
 def _stored(node: Node, side: str) -> _Stored:
@@ -196,5 +197,5 @@ def _check_lanes(dots: Sequence[Node], terms: Sequence[Node], b: _Stored) -> Non
     if b.major is Major.MN:
         raise fail(
             f"'{b.name}' is stored {b.order}; two products in one kernel take weights whose last dim is contracted",
-            b.node, f"store the weight as {b.transposed_order} and write {b.name}.T",
+            b.node, f"store it as {b.transposed_order} and write {b.name}.T",
         )  # fmt: skip

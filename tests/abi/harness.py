@@ -67,6 +67,11 @@ program dgrad(dy: bf16[M, N], w: bf16[N, K]) {
 program wgrad(dy: f16[M, N], x: f16[M, K]) {
     return dy.T @ x: f32
 }
+program accumulated(dy: bf16[M, N], x: bf16[M, K], inout dw: f32[N, K], inout db: f32[K]) {
+    g = dy.T @ x
+    dw += g
+    db += sum(g, N)
+}
 program summed(x: bf16[M, K], w: bf16[N, K], h: bf16[M, R], b: bf16[N, R]) {
     return x @ w.T + h @ b.T: bf16
 }

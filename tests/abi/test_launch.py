@@ -171,6 +171,27 @@ def test_operands_whose_last_dim_is_not_contracted() -> None:
     assert (p.m, p.n, p.k[0]) == (256, 520, 300)
 
 
+def test_an_accumulated_tensor_is_read_and_written() -> None:
+    record = started("accumulated")
+    dw, db = zeros(256, 520, dtype=F32), zeros(520, dtype=F32)
+    assert record.run([zeros(300, 256), zeros(300, 520), dw, db]) == 0, record.error
+    tile = maps(record)[2]
+    assert (tile["base"], tile["dims"], tile["strides"], tile["box"]) == (dw.data_ptr(), [520, 256], [2080], [32, 64])
+    p = record.parameters(launch_type(1, 1, 2))
+    assert (p.operands[0].data, p.outputs[0].data) == (dw.data_ptr(), dw.data_ptr())
+    f = record.parameters(finish_type(2, 1), 1)
+    assert (f.operands[1].data, f.outputs[0].data) == (db.data_ptr(), db.data_ptr())
+
+
+def test_an_accumulated_tensor_shares_no_memory() -> None:
+    record = started("accumulated")
+    both = zeros(600, 520)
+    assert record.run(
+        [zeros(600, 256), both, both.view(F32).view(-1)[: 256 * 520].view(256, 520), zeros(520, dtype=F32)]
+    )
+    assert record.error == "operand 'dw' shares memory with operand 'x'"
+
+
 def test_a_sum_of_products_has_maps_for_each_term() -> None:
     record = started("summed")
     m, n, k, r = 300, 520, 256, 16

@@ -50,7 +50,7 @@ REFUSALS = {
     "lanes_not_transposed": (
         "x: bf16[M, D], v: bf16[D, N], w: bf16[D, N]) {\n return silu(x @ v) * (x @ w): bf16",
         (1, 26), "'v' is stored [D, N]; two products in one kernel take weights whose last dim is contracted",
-        "store the weight as [N, D] and write v.T",
+        "store it as [N, D] and write v.T",
     ),
     "right_computed": (
         "x: bf16[M, K], w: bf16[N, K]) {\n return x @ cast(w * 2, bf16).T: bf16",
@@ -87,8 +87,8 @@ REFUSALS = {
     ),
     "lanes_along_the_contraction": (
         "x: bf16[M, K], w: bf16[K, (s=2 F)]) {\n z = x @ w\n return z.s[0] * z.s[1]: bf16",
-        (1, 26), "'w' is stored [K, s F]; two products in one kernel take weights whose last dim is contracted",
-        "store the weight as [s F, K] and write w.T",
+        (1, 26), "'w' is stored [K, (s F)]; two products in one kernel take weights whose last dim is contracted",
+        "store it as [(s F), K] and write w.T",
     ),
     "unknown_size": (
         "x: bf16[M, K], w: bf16[(S F), K]) {\n z = x @ w.T\n return z.S[0] * z.S[1]: bf16",
@@ -164,8 +164,8 @@ REFUSALS = {
     ),
     # outputs
     "inout": (
-        "x: bf16[M, K], w: bf16[N, K], inout g: f32[M, N]) {\n g += x @ w.T",
-        (2, 7), "'g' accumulates into an inout parameter, which comes in a later release", None,
+        "x: bf16[M, K], w: bf16[N, K], inout g: f32[N, M]) {\n g += x @ w.T",
+        (1, 41), "operand 'g' is stored by columns; this release prefetches rows", "store it as [M, N]",
     ),
     "row_output": (
         "x: bf16[M, K], w: bf16[N, K], r: f32[M]) {\n return x @ w.T: bf16, q = r * 2: f32",

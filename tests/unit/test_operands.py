@@ -119,3 +119,42 @@ def test_five_terms_are_too_many() -> None:
     parameters = ", ".join(f"x{i}: bf16[M, K{i}], w{i}: bf16[N, K{i}]" for i in range(5))
     text = f"program p({parameters}) {{ return {' + '.join(f'x{i} @ w{i}.T' for i in range(5))}: bf16 }}"
     assert refusal(text) == "a sum of 5 products; one kernel takes up to 4"
+
+
+# -- accumulation into memory ---------------------------------------------------------------------------------------
+
+WGRAD = "program p(dy: bf16[T, N], x: bf16[T, K], inout dw: %s[N, K]) { dw += dy.T @ x }"
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_an_inout_parameter_is_an_operand_and_a_store_of_the_same_memory(dtype: str) -> None:
+    plan = lower(program(WGRAD % dtype))
+    assert [a.name for a in plan.args] == ["dy", "x", "dw"]
+    assert [(o.arg, o.space.value, o.map) for o in plan.operands] == [("dw", "tile", 0)]
+    assert [(s.kind, s.arg, s.dtype.name) for s in plan.stores] == [("tile", "dw", dtype)]
+
+
+def test_lanes_accumulate_each_their_part() -> None:
+    text = """program p(x: bf16[M, K], g: bf16[F, K], u: bf16[F, K], inout z: bf16[M, (s=2 F)]) {
+        z += stack(x @ g.T, x @ u.T, s)
+    }"""
+    plan = lower(program(text))
+    assert len(plan.stores[0].values) == 2
+    assert "z_0" in device_source(plan, [])
+
+
+def test_a_finished_reduction_accumulates() -> None:
+    text = "program p(x: bf16[M, K], w: bf16[N, K], inout db: f32[N]) { db += sum(x @ w.T, M) }"
+    (finishing,) = lower(program(text)).finishings
+    assert [o.arg for o in finishing.operands] == ["db"]
+    assert [name for _, name, _ in finishing.results] == ["db"]
+
+
+def test_what_is_accumulated_into_shares_no_memory() -> None:
+    plan = lower(program("program p(x: bf16[M, K], w: bf16[K, K2], inout y: bf16[M, K2]) { y += x @ w }"))
+    x, w = torch.zeros(16, 8, dtype=torch.bfloat16), torch.zeros(8, 8, dtype=torch.bfloat16)
+    assert str(can_lower(plan, [x, w, x], TILES[0])) == "operand 'y' shares memory with operand 'x'"
+    rows = torch.zeros(1, 8, dtype=torch.bfloat16).expand(16, 8)
+    assert str(can_lower(plan, [x, w, rows], TILES[0])) == (
+        "operand 'y' has overlapping rows: 0 elements apart, 8 wide"
+    )
