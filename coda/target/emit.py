@@ -115,6 +115,8 @@ class Scope:
             return self.names[node.args[0]]
         if node.op == "cast":
             return self._cast(node)
+        if node.op == "size" and node.attr("expr").is_Integer:
+            return literal(int(node.attr("expr")), "int64_t")
         record = OPS[node.op]
         if record.cpp is None:
             raise CodaError([Diagnostic(f"'{node.op}' is not lowered in this release", node.span)])
@@ -487,19 +489,7 @@ def finish_kernel(plan: Plan, finishing: Finishing) -> str:
     for number, node in enumerate(walk(values, stop)):
         if node in scope.names or node.op == "const" or _is_picked_from(plan, node, finishing):
             continue
-        if is_leaf(node):
-            k, _ = leaf_operand(plan, node, finishing.operands)
-            loader = "load_scalar" if not node.type.dims else "load_element"
-            position = "" if not node.type.dims else ", i"
-            expression = f"coda::{loader}<{finishing.operands[k].dtype.cpp}>(p.operands[{count + k}]{position})"
-        elif node.op == "index":
-            expression = "int64_t(i)"
-        elif node.op == "pick":
-            k, _ = leaf_operand(plan, node.args[0], finishing.operands)
-            index = scope.value(node.args[1], "int64_t")
-            expression = f"coda::load_at<{finishing.operands[k].dtype.cpp}>(p.operands[{count + k}], {index}, p.extent)"
-        else:
-            expression = scope.expression(node)
+        expression = _finish_expression(plan, finishing, scope, node)
         scope.names[node] = f"v{number}"
         lines.append(f"  {cpp_type(node.dtype)} const v{number} = {expression};")
     for k, value in enumerate(values):
@@ -519,6 +509,23 @@ def _finished(kind: str, node: Node, k: int) -> str:
         partials = f"coda::combine_partials<{reduction.cpp}>(p.operands[{k}], p.length, p.count, i)"
         total = f"{reduction.cpp}::value({partials})"
     return f"{total} / float(p.extent)" if reduction.is_mean else total
+
+
+def _finish_expression(plan: Plan, finishing: Finishing, scope: Scope, node: Node) -> str:
+    def load(how: str, leaf: Node, position: str) -> str:
+        k, _ = leaf_operand(plan, leaf, finishing.operands)
+        operand = f"p.operands[{len(finishing.partials) + k}]"
+        return f"coda::{how}<{finishing.operands[k].dtype.cpp}>({operand}{position})"
+
+    if is_leaf(node):
+        return load("load_element", node, ", i") if node.type.dims else load("load_scalar", node, "")
+    if node.op == "pick":
+        return load("load_at", node.args[0], f", {scope.value(node.args[1], 'int64_t')}, p.extent")
+    if node.op == "index":
+        return "int64_t(i)"
+    if node.op == "size" and node.attr("expr") == finishing.extent(plan):
+        return "p.extent"
+    return scope.expression(node)
 
 
 def _is_picked_from(plan: Plan, node: Node, finishing: Finishing) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 
 from coda.dtypes import BF16, BOOL, F16, F32, I32, I64
 from coda.errors import CodaError
-from coda.ir import Dim, Node, Output, Param, Program, dim_size, rewrite, topological
+from coda.ir import Dim, Node, Output, Param, Program, Size, dim_size, rewrite, topological
 from coda.ops import OPS, build
 from coda.ops.reduce import REDUCTIONS
 from coda.passes.lanes import lane_axes, unroll_lanes
@@ -188,7 +188,9 @@ class _Lowering:
             else:
                 stores.append(self._tile_store(output))
         finishings = self._finishings(finished, stores)
-        for node in walk([v for s in stores for v in s.values], lambda n: is_leaf(n) or n in self.products):
+        in_tile = walk([v for s in stores for v in s.values], lambda n: is_leaf(n) or n in self.products)
+        self._check_sizes(in_tile)
+        for node in in_tile:
             if node.op == "pick":
                 raise _fail(
                     "'pick' gives one value for each row, known when the row is finished; it is used in every element",
@@ -392,11 +394,20 @@ class _Lowering:
         values = [value for _, value in results] + list(kept)
         operands = self._operands([leaf for value in values for leaf in leaves_above(value, set(reductions))])
         stored = tuple((value, output.name, output.type.dtype) for output, value in results)
-        return Finishing(kind, slots, tuple(reductions), operands, stored, kept)
+        finishing = Finishing(kind, slots, tuple(reductions), operands, stored, kept)
+        above = walk(values, lambda n: n in reductions or is_leaf(n))
+        self._check_sizes(above, dim_size(self.columns if kind == "row" else self.rows))
+        return finishing
+
+    def _check_sizes(self, nodes: list[Node], *known: Size) -> None:
+        """A kernel is told the size that its reductions run over, and no other."""
+        for node in nodes:
+            if node.op == "size" and not node.attr("expr").is_Integer and node.attr("expr") not in known:
+                raise _fail(f"the size {node.attr('expr')} is not known to the kernel", node, "pass it as a scalar")
 
 
 # Operations without a C++ expression that are lowered by what they are; reductions are judged by their kind.
-_STRUCTURE = {"const", "index", "pick", "cast", "layout", "stack"}
+_STRUCTURE = {"const", "index", "size", "pick", "cast", "layout", "stack"}
 _STRUCTURE |= {name for name, op in OPS.items() if op.family == "reduce"}
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from coda.dtypes import DType
-from coda.ir import Axis, Dim, Node, Program, Size
+from coda.ir import Axis, Dim, Node, Program, Size, dim_size
 
 
 class Space(Enum):
@@ -125,6 +125,10 @@ class Finishing:
     operands: tuple[Operand, ...]
     results: tuple[tuple[Node, str, DType], ...]
     kept: tuple[Node, ...] = ()
+
+    def extent(self, plan: Plan) -> Size:
+        """The number of elements reduced over: ``Finish::extent``."""
+        return dim_size(plan.columns if self.kind == "row" else plan.rows)
 
 
 @dataclass(frozen=True)
