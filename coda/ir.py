@@ -112,7 +112,7 @@ class Node:
     args: tuple[Node, ...]
     attrs: tuple[tuple[str, Any], ...]
     type: Type
-    span: Span | None = field(default=None, repr=False)  # where it was first written; not part of identity
+    span: Span | None = field(default=None, repr=False)  # where it was last written; not part of identity
 
     def attr(self, key: str) -> Any:
         return dict(self.attrs)[key]
@@ -130,12 +130,14 @@ _interned: weakref.WeakValueDictionary[tuple, Node] = weakref.WeakValueDictionar
 
 
 def intern(op: str, args: Iterable[Node], attrs: dict[str, Any], type: Type, span: Span | None = None) -> Node:
-    """The one node with these parts. The span of the first maker is kept."""
+    """The one node with these parts. The span is that of the last maker."""
     args, frozen = tuple(args), tuple(sorted(attrs.items()))
     # Python finds 1 == 1.0 == True and 0.0 == -0.0, and nan != nan: floats are told apart by their repr, the rest by
     # the dtype in `type`.
     key = (op, args, tuple((k, repr(v) if isinstance(v, float) else v) for k, v in frozen), type)
     node = _interned.get(key)
+    if node is not None and span is not None:
+        object.__setattr__(node, "span", span)  # not part of its identity: errors show where it was last written
     if node is None:
         node = Node(op, args, frozen, type, span)
         _interned[key] = node

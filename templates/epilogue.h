@@ -69,7 +69,7 @@ struct Epilogue {
   using Row = typename Visitor::Row;
   using Columns = typename Visitor::Columns;
   static constexpr int kHead = Visitor::kHead, kHeads = kHead > 0 ? kColumns / kHead : 0;  // heads of a tile
-  static_assert(kHead == 0 || kColumns % kHead == 0, "a tile holds whole heads");
+  static_assert(kHead == 0 || kHeads * kHead == kColumns, "a tile holds whole heads");
   static constexpr bool kHasRows = !cute::is_empty_v<Row>, kHasColumns = !cute::is_empty_v<Columns>;
   static_assert(kColumns % 32 == 0 || kColumns % 32 == 16, "steps are 32 columns, the last one may be 16");
 

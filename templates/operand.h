@@ -44,11 +44,14 @@ template <class D>
 CODA_FN auto load_head_columns(Operand const& o, int head, int column) -> Two<decltype(load((D const*)nullptr))> {
   return {load_head<D>(o, head, column), load_head<D>(o, head, column + 1)};
 }
-// Row `row` of a table, wherever that is; NaN outside it, so that a wrong position shows and nothing is read.
-template <class D> CODA_FN Two<float> load_gathered(Operand const& o, int64_t row, int column) {
-  if (row < 0 || row >= o.extent) return {NAN, NAN};
-  D const* p = static_cast<D const*>(o.data) + row * o.row + column * o.column;
-  return {load(p), load(p + o.column)};
+// Where row `row` of a table begins, -1 outside the table.
+CODA_FN int64_t gathered_row(Operand const& o, int64_t row) { return row >= 0 && row < o.extent ? row * o.row : -1; }
+// Two columns of such a row, one aligned word (legality.py). NaN outside, so that a wrong position shows; the first row,
+// which a table has, is what is read then.
+template <class D> CODA_FN Two<float> load_gathered(Operand const& o, int64_t begin, int column) {
+  struct alignas(2 * sizeof(D)) Pair { D x, y; };
+  Pair const pair = *reinterpret_cast<Pair const*>(static_cast<D const*>(o.data) + (begin < 0 ? 0 : begin) + column);
+  return {begin < 0 ? NAN : load(&pair.x), begin < 0 ? NAN : load(&pair.y)};
 }
 
 // Element i of a row or column operand in a finish kernel: one of the two strides is 0.

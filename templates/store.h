@@ -14,6 +14,7 @@ namespace coda {
 // Where a step's results lie: the row of row half 0, the first column of the step, and the limits of the output.
 struct StepPosition {
   int row, column, rows, columns, q;
+  int64_t offset[2];  // elements to the beginning of the two rows of a thread, in the output that is stored
 };
 
 // Transpose within a quad: out[i] = lane i's in[q].
@@ -29,36 +30,56 @@ CUTLASS_DEVICE void transpose4(uint32_t (&r)[4], int q) {
   else r[2] = s0, r[3] = s1;
 }
 
-CUTLASS_DEVICE int64_t row_offset(Output const& o, int row) {
+// An element of an output whose rows come in one run: partial results.
+template <class T> CUTLASS_DEVICE T* element(Output const& o, int row, int column, int lane) {
+  return static_cast<T*>(o.data) + row * o.row + column * o.column + lane * o.lane;
+}
+
+// The position of a step in one output: where its two rows begin.
+CUTLASS_DEVICE StepPosition at_rows(Output const& o, StepPosition at) {
+  at.offset[0] = at.row * o.row, at.offset[1] = at.offset[0] + 8 * o.row;
+  return at;
+}
+// The same where rows come in batches, [B, H, T, d].
+CUTLASS_DEVICE int64_t batched_row(Output const& o, int row) {
   if (o.rows_per_batch == 0) return row * o.row;
   int const batch = row / o.rows_per_batch;
   return batch * o.batch + (row - batch * o.rows_per_batch) * o.row;
 }
-template <class T> CUTLASS_DEVICE T* element(Output const& o, int row, int column, int lane) {
-  return static_cast<T*>(o.data) + row_offset(o, row) + column * o.column + lane * o.lane;
+
+// Adjacent columns (`vector`).
+template <class T> CUTLASS_DEVICE T* adjacent(Output const& o, int64_t row_offset, int column, int lane) {
+  return static_cast<T*>(o.data) + (row_offset + lane * o.lane) + column;
 }
 
-// The same where columns are adjacent (`vector`): no 64-bit multiplication for the column.
-template <class T> CUTLASS_DEVICE T* adjacent(Output const& o, int row, int column, int lane) {
-  return static_cast<T*>(o.data) + (row_offset(o, row) + lane * o.lane) + column;
-}
+CUTLASS_DEVICE uint16_t first_of(uint32_t w) { return uint16_t(w); }
+CUTLASS_DEVICE uint16_t second_of(uint32_t w) { return uint16_t(w >> 16); }
+CUTLASS_DEVICE float first_of(Two<float> v) { return v.x; }
+CUTLASS_DEVICE float second_of(Two<float> v) { return v.y; }
 
 // One element at a time: any strides, any width.
-template <int kColumns>
-CUTLASS_DEVICE void store16_scattered(Output const& o, int lane, uint32_t const (&words)[kColumns / 4], StepPosition const& at) {
+template <class T, class Value, int kPairs>
+CUTLASS_DEVICE void store_scattered(Output const& o, int lane, Value const (&values)[kPairs], StepPosition const& at) {
   CUTLASS_PRAGMA_UNROLL
-  for (int i = 0; i < kColumns / 4; ++i) {
-    int const row = at.row + 8 * (i & 1), column = at.column + 8 * (i >> 1) + 2 * at.q;
-    if (row >= at.rows) continue;
-    if (column < at.columns) *element<uint16_t>(o, row, column, lane) = uint16_t(words[i]);
-    if (column + 1 < at.columns) *element<uint16_t>(o, row, column + 1, lane) = uint16_t(words[i] >> 16);
+  for (int rr = 0; rr < 2; ++rr) {
+    int column = at.column + 2 * at.q;
+    T* p = static_cast<T*>(o.data) + (at.offset[rr] + lane * o.lane) + column * o.column;
+    CUTLASS_PRAGMA_UNROLL
+    for (int j = 0; j < kPairs / 2; ++j, column += 8, p += 8 * o.column) {
+      bool const inside = at.row + 8 * rr < at.rows;
+      if (inside && column < at.columns) p[0] = first_of(values[2 * j + rr]);
+      if (inside && column + 1 < at.columns) p[o.column] = second_of(values[2 * j + rr]);
+    }
   }
+}
+CUTLASS_DEVICE void store_words(Output const& o, int64_t row_offset, int column, int lane, uint32_t const (&r)[4]) {
+  *reinterpret_cast<uint4*>(adjacent<uint16_t>(o, row_offset, column, lane)) = make_uint4(r[0], r[1], r[2], r[3]);
 }
 
 // A step of one lane of a 16-bit output; kColumns is 32 or 16.
 template <int kColumns>
 CUTLASS_DEVICE void store16(Output const& o, int lane, uint32_t const (&words)[kColumns / 4], StepPosition const& at) {
-  if (!o.vector) return store16_scattered<kColumns>(o, lane, words, at);
+  if (!o.vector) return store_scattered<uint16_t>(o, lane, words, at);
   if constexpr (kColumns == 32) {  // 8 rows x 64 bytes an instruction
     CUTLASS_PRAGMA_UNROLL
     for (int rr = 0; rr < 2; ++rr) {
@@ -66,7 +87,7 @@ CUTLASS_DEVICE void store16(Output const& o, int lane, uint32_t const (&words)[k
       transpose4(r, at.q);
       int const row = at.row + 8 * rr, column = at.column + 8 * at.q;
       if (row < at.rows && column < at.columns)
-        *reinterpret_cast<uint4*>(adjacent<uint16_t>(o, row, column, lane)) = make_uint4(r[0], r[1], r[2], r[3]);
+        store_words(o, at.offset[rr], column, lane, r);
     }
   } else {  // 16 rows x 32 bytes
     static_assert(kColumns == 16);
@@ -74,7 +95,7 @@ CUTLASS_DEVICE void store16(Output const& o, int lane, uint32_t const (&words)[k
     transpose4(r, at.q);
     int const row = at.row + 8 * (at.q >> 1), column = at.column + 8 * (at.q & 1);
     if (row < at.rows && column < at.columns)
-      *reinterpret_cast<uint4*>(adjacent<uint16_t>(o, row, column, lane)) = make_uint4(r[0], r[1], r[2], r[3]);
+      store_words(o, at.offset[at.q >> 1], column, lane, r);
   }
 }
 
@@ -83,31 +104,28 @@ template <int kColumns>
 CUTLASS_DEVICE void store16_interleaved(Output const& o, uint32_t const (&first)[kColumns / 4],
                                         uint32_t const (&second)[kColumns / 4], StepPosition const& at) {
   if (!o.vector) {
-    store16_scattered<kColumns>(o, 0, first, at);
-    return store16_scattered<kColumns>(o, 1, second, at);
+    store_scattered<uint16_t>(o, 0, first, at);
+    return store_scattered<uint16_t>(o, 1, second, at);
   }
   CUTLASS_PRAGMA_UNROLL
   for (int i = 0; i < kColumns / 4; ++i) {
     int const row = at.row + 8 * (i & 1), column = at.column + 8 * (i >> 1) + 2 * at.q;
     uint2 const v = make_uint2(__byte_perm(first[i], second[i], 0x5410), __byte_perm(first[i], second[i], 0x7632));
-    if (row < at.rows && column < at.columns) *reinterpret_cast<uint2*>(adjacent<uint16_t>(o, row, 2 * column, 0)) = v;
+    if (row < at.rows && column < at.columns) 
+      *reinterpret_cast<uint2*>(adjacent<uint16_t>(o, at.offset[i & 1], 2 * column, 0)) = v;
   }
 }
 
 // A step of one lane of an f32 output.
 template <int kColumns>
-CUTLASS_DEVICE void store32(Output const& o, int lane, Two<float> const (&values)[kColumns / 4], StepPosition const& at) {
+CUTLASS_DEVICE void store32(Output const& o, int lane, Two<float> const (&values)[kColumns / 4],
+                            StepPosition const& at) {
+  if (!o.vector) return store_scattered<float>(o, lane, values, at);
   CUTLASS_PRAGMA_UNROLL
   for (int i = 0; i < kColumns / 4; ++i) {
     int const row = at.row + 8 * (i & 1), column = at.column + 8 * (i >> 1) + 2 * at.q;
-    if (row >= at.rows) continue;
-    if (o.vector) {
-      if (column < at.columns)
-        *reinterpret_cast<float2*>(adjacent<float>(o, row, column, lane)) = make_float2(values[i].x, values[i].y);
-    } else {
-      if (column < at.columns) *element<float>(o, row, column, lane) = values[i].x;
-      if (column + 1 < at.columns) *element<float>(o, row, column + 1, lane) = values[i].y;
-    }
+    if (row < at.rows && column < at.columns)
+      *reinterpret_cast<float2*>(adjacent<float>(o, at.offset[i & 1], column, lane)) = {values[i].x, values[i].y};
   }
 }
 

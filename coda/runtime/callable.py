@@ -157,7 +157,7 @@ class CompiledProgram:
 
     def _dispatch(self, operands: Operands, given: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Route]:
         """The results by name, in the given tensors where there are any, and how they came about."""
-        if 0 in operands.sizes.values():
+        if any(x.numel() == 0 for x in operands.tensors.values()):  # an axis of the math alone may be empty
             return self._reference(operands, given), Route("empty")
         device = _device(operands)
         if device.type != self.device_type:

@@ -449,9 +449,15 @@ def _sink(k: int, store: Store) -> list[str]:
         call = f"coda::store_column_partials<{_combiner(store)}, 8 * S::kGroups>"
         return [f"{call}(p.outputs[{k}], {names[0]}, s.at, band, lane);"]
     if store.dtype.bits == 16 and store.lanes is Lanes.INNER:
-        return [f"coda::store16_interleaved<8 * S::kGroups>(p.outputs[{k}], {names[0]}, {names[1]}, s.at);"]
+        return [
+            f"coda::store16_interleaved<8 * S::kGroups>(p.outputs[{k}], {names[0]}, {names[1]}, "
+            f"coda::at_rows(p.outputs[{k}], s.at));"
+        ]
     sink = "store16" if store.dtype.bits == 16 else "store32"
-    return [f"coda::{sink}<8 * S::kGroups>(p.outputs[{k}], {i}, {name}, s.at);" for i, name in enumerate(names)]
+    return [
+        f"coda::{sink}<8 * S::kGroups>(p.outputs[{k}], {i}, {name}, coda::at_rows(p.outputs[{k}], s.at));"
+        for i, name in enumerate(names)
+    ]
 
 
 def _store_rows(plan: Plan) -> list[str]:

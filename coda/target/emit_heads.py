@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from coda.ir import Node
 from coda.target.emit import Scope, cpp_type, operand_traits
-from coda.target.heads import HeadLowering
+from coda.target.heads import HeadLowering, fail
 from coda.target.plan import Block, Plan, Segment
 
 _COMBINER = {"sum": "coda::Sum", "mean": "coda::Sum", "max": "coda::Max", "min": "coda::Min"}
@@ -38,6 +38,7 @@ class HeadEmitter:
         dot = next(n for n in plan.program.nodes() if n.op == "dot")
         self.lowering = HeadLowering(plan.program, dot, plan.rows, plan.columns)
         self.scope = Scope()
+        self.gathered: dict[Node, str] = {}  # gather -> the Row member that says where its row begins
         self.row_names = {a.name for a in plan.rows}
         self.head_names = {s.product.type.dims[1][0].name for s in self.heads.segments}
 
@@ -132,8 +133,8 @@ class HeadEmitter:
                 continue
             name = f"v{len(lines)}"
             if (gather := self._gather(node)) is not None and self.lowering.is_leaf(node):
-                row, column = self.scope.names[gather.args[1]], self.lowering.cut(node).column
-                expression = f"coda::load_gathered<{self._dtype(node)}>(in[{self.index(node)}], {row}, i + {column})"
+                begin, column = self.gathered[gather], self.lowering.cut(node).column
+                expression = f"coda::load_gathered<{self._dtype(node)}>(in[{self.index(node)}], {begin}, i + {column})"
             elif node.op == "cast" and node.dtype.bits == 16:
                 source = self.scope.value(node.args[0], "float")
                 if node.attr("saturate"):
@@ -157,6 +158,7 @@ class HeadEmitter:
         place = lambda n: "tile" if n.type.names & inner else self.place(n, "")  # noqa: E731
         uniform = self.section([n for n in shared if place(n) == "uniform"], "u", False, self.load_uniform)
         row = self.section([n for n in shared if place(n) == "row"], "r", False, self.load_row)
+        self._gather_rows([n for n in shared if self.lowering.is_leaf(n) and self._gather(n) is not None], row)
         segments = [self._segment(s) for s in self.heads.segments]
         lines = [
             "struct Body {",
@@ -172,6 +174,20 @@ class HeadEmitter:
         ]
         return "\n".join(lines)
 
+    def _gather_rows(self, leaves: list[Node], row: Section) -> None:
+        """Where the rows of gathered tables begin: found once for each row of the tile."""
+        for leaf in leaves:
+            gather = self._gather(leaf)
+            if gather is None or gather in self.gathered:
+                continue
+            if gather.args[1] not in self.scope.names:
+                raise fail("the index of a gather is a value of its row", gather)
+            name = f"r{len(row.members)}"
+            position = self.scope.value(gather.args[1], cpp_type(gather.args[1].dtype))
+            row.members.append(f"int64_t {name};")
+            row.code.append(f"r.{name} = coda::gathered_row(in[{self.index(leaf)}], {position});")
+            self.gathered[gather] = f"r.{name}"
+
     def _products(self, segment: Segment) -> list[Node]:
         return [segment.product, *(p for b in segment.blocks for p in b.products)]
 
@@ -186,7 +202,7 @@ class HeadEmitter:
         head = self.section([n for n in above if self.place(n, "") == "head"], "h", False, self.load_head(segment))
         blocks = [self._block(segment, i, b) for i, b in enumerate(segment.blocks)]
         totals = " ".join(f"float t{k};" for k in range(len(segment.reductions)))
-        identities = ", ".join(f"{_combiner(n)}::kIdentity" for n in segment.reductions)
+        identities = ", ".join(f"{_combiner(n)}::identity()" for n in segment.reductions)
         lines = [f"struct {segment.name} {{", f"  struct Totals {{ {totals} }};" if totals else "  struct Totals {};"]
         lines += [
             f"  CODA_FN static Totals identity() {{ return {{{identities}}}; }}",
@@ -255,7 +271,8 @@ class HeadEmitter:
             "c",
         )
         lines += _function("Result element(coda::Operand const* in, Uniform const& u, Row const& r, Head const& h, "
-                           f"Columns const& c, int m, int i{parameters})", code, "{" + ", ".join(returns) + "}")  # fmt: skip
+                           f"Columns const& c, int m, int i{parameters})",
+                           code, f"{{{', '.join(returns)}}}")  # fmt: skip
         self.scope.names, self.scope.words = kept, words
         return [*lines, "};"]
 
@@ -290,13 +307,15 @@ class HeadEmitter:
     def _stage(self, segment: Segment, columns: Section) -> list[str]:
         *slots, (_, total, _) = self._slots(segment)
         lines = [f"  static constexpr int kSlotBytes = {total};",
-                 "  CUTLASS_DEVICE static void stage(char* slot, coda::Operand const* in, Uniform const& u, int g, int pair) {"]  # fmt: skip
+                 "  CUTLASS_DEVICE static void stage(char* slot, coda::Operand const* in, Uniform const& u, int g, "
+                 "int pair) {"]  # fmt: skip
         for name, offset, pairs in slots:
             owner = name.removesuffix("Columns").removesuffix("::")
             call = f"{owner}::columns" if owner else "columns"
             lines.append(f"    if constexpr (coda::size_of<{name}>() > 0)")
             lines.append(
-                f"      if (pair < {pairs}) reinterpret_cast<{name}*>(slot + {offset})[pair] = {call}(in, u, g, 2 * pair);"
+                f"      if (pair < {pairs})\n"
+                f"        reinterpret_cast<{name}*>(slot + {offset})[pair] = {call}(in, u, g, 2 * pair);"
             )
         return [*lines, "  }"]
 
@@ -304,7 +323,8 @@ class HeadEmitter:
         slots = self._slots(segment)
         lines = [
             "  template <class Launch>",
-            "  CUTLASS_DEVICE static void visit(coda::HeadView const& v, Launch const& p, Uniform const& u, Row const (&rows)[2],",
+            "  CUTLASS_DEVICE static void visit(coda::HeadView const& v, Launch const& p, Uniform const& u, "
+            "Row const (&rows)[2],",
             "                                   char const* slot, int g, int row, int q) {",
             "    Totals totals[2] = {identity(), identity()};",
         ]
@@ -315,15 +335,20 @@ class HeadEmitter:
                 f"      Columns const c = coda::staged<Columns>(slot + {slots[0][1]}, 4 * j + q);",
                 "      CUTLASS_PRAGMA_UNROLL",
                 "      for (int rr = 0; rr < 2; ++rr)",
-                "        accumulate(totals[rr], p.operands, u, rows[rr], c, row + 8 * rr, 8 * j + 2 * q, v.pair(j, rr));",
+                "        accumulate(totals[rr], p.operands, u, rows[rr], c, row + 8 * rr, 8 * j + 2 * q, "
+                "v.pair(j, rr));",
                 "    }",
                 "    CUTLASS_PRAGMA_UNROLL",
                 "    for (int rr = 0; rr < 2; ++rr) {",
-                *(f"      totals[rr].t{k} = coda::quad_combine<{_combiner(n)}>(totals[rr].t{k});" for k, n in enumerate(segment.reductions)),
+                *(
+                    f"      totals[rr].t{k} = coda::quad_combine<{_combiner(n)}>(totals[rr].t{k});"
+                    for k, n in enumerate(segment.reductions)
+                ),
                 "    }",
             ]  # fmt: skip
         lines.append(
-            "    Head const heads[2] = {head(p.operands, u, rows[0], totals[0], g), head(p.operands, u, rows[1], totals[1], g)};"
+            "    Head const heads[2] = {head(p.operands, u, rows[0], totals[0], g), "
+            "head(p.operands, u, rows[1], totals[1], g)};"
         )
         for value, store in segment.head_values:
             dtype = self.plan.stores[store].dtype.cpp
@@ -332,6 +357,9 @@ class HeadEmitter:
                 lines.append(
                     f"    coda::store_head_value<{dtype}>(p.outputs[{store}], {name}, row + {8 * rr}, p.m, g, q);"
                 )
+        for store in dict.fromkeys(p.store for b in segment.blocks for p in b.pieces):
+            place = f"coda::batched_row(p.outputs[{store}], row"
+            lines.append(f"    int64_t const rows{store}[2] = {{{place}), {place} + 8)}};")
         for number, block in enumerate(segment.blocks):
             lines += self._steps(segment, number, block, slots[number + 1][1])
         return [*lines, "  }"]
@@ -348,7 +376,8 @@ class HeadEmitter:
             f"        auto const c = coda::staged<Block{number}::Columns>(slot + {offset}, first / 2 + 4 * j + q);",
             "        CUTLASS_PRAGMA_UNROLL",
             "        for (int rr = 0; rr < 2; ++rr) {",
-            f"          auto const result = Block{number}::element(p.operands, u, rows[rr], heads[rr], c, row + 8 * rr, "
+            f"          auto const result = Block{number}::element(p.operands, u, rows[rr], heads[rr], c, "
+            "row + 8 * rr, "
             f"first + 8 * j + 2 * q{products});",
             *(f"          piece{k}[2 * j + rr] = result.piece{k};" for k in range(len(block.pieces))),
             "        }",
@@ -356,7 +385,8 @@ class HeadEmitter:
         ]
         for k, piece in enumerate(block.pieces):
             sink = "store16" if self.plan.stores[piece.store].dtype.bits == 16 else "store32"
-            at = f"{{row, first + {piece.offset}, p.m, {self.heads.dim}, q}}"
+            rows = f"{{rows{piece.store}[0], rows{piece.store}[1]}}"
+            at = f"{{row, first + {piece.offset}, p.m, {self.heads.dim}, q, {rows}}}"
             lines.append(f"      coda::{sink}<kWidth>(p.outputs[{piece.store}], g, piece{k}, coda::StepPosition{at});")
         return [*lines, "    });"]
 
@@ -378,7 +408,8 @@ class HeadEmitter:
         for segment in self.heads.segments:
             end = "heads" if segment.count is None else str(segment.start + segment.count)
             lines.append(
-                f"    if (head >= {segment.start} && head < {end} && head < heads) return f({segment.name}{{}}, head - {segment.start});"
+                f"    if (head >= {segment.start} && head < {end} && head < heads)\n"
+                f"      return f({segment.name}{{}}, head - {segment.start});"
             )
         return "\n".join([*lines, "  }", "};"])
 

@@ -8,6 +8,7 @@ value for each row and head. After ``push_parts`` all of this can be read off th
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from coda.dtypes import BF16, F16, F32
 from coda.errors import CodaError, Diagnostic
@@ -73,10 +74,8 @@ class HeadLowering:
             if output.is_partial or output.into:
                 raise fail(f"output '{output.name}' of a head-wise epilogue is neither partial nor inout", output.value)
             grouped.setdefault(self._segment_of(output), []).append(output)
-        segments = [
-            self._segment(f"Segment{i}", *key, outputs) for i, (key, outputs) in enumerate(sorted(grouped.items()))
-        ]
-        for before, after in zip(segments, segments[1:], strict=False):
+        segments = [self._segment(f"Segment{i}", *key, grouped[key]) for i, key in enumerate(sorted(grouped))]
+        for before, after in pairwise(segments):
             if before.count is None or before.start + before.count > after.start:
                 raise fail(f"segments '{before.name}' and '{after.name}' of the heads overlap", self.dot)
         return Heads(self.dim, self.head_axis, self.column_axis, tuple(segments))
@@ -268,12 +267,12 @@ class HeadLowering:
                 identity = node.attr("identity")
             node = node.args[0]
         if node.op == "gather":
-            table, index = node.args
+            table = node.args[0]
             if table.op != "input" or table.type.axes[0].name != node.attr("axis"):
                 raise fail("a gather reads rows of a parameter [P, columns]", node)
             param = self.program.param(table.attr("name"))
             walk = Walk(row=0, column=1 if len(param.type.dims) > 1 else None)
-            return Operand(param.name, Space.TILE, param.type.dtype, identity=identity, walk=walk)
+            return Operand(param.name, Space.TILE, param.type.dtype, identity=identity, walk=walk, gathered=True)
         param = self.program.param(node.attr("name"))
         walk = self.tensor_walk(param.type.dims, param.name) if param.type.dims else Walk()
         space = self.space(leaf)

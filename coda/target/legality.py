@@ -146,8 +146,10 @@ class _Derivation:
         names = tuple(_text(v) for v in self.variables)
         return Checks(args, names, tuple(self.found), rows, columns, contractions)
 
-    def _need(self, kind: Kind, arg: p.Arg | None = None, why: str = "", **fields: Any) -> None:
-        need = Requirement(kind, _SENTENCES[kind], self.index[arg.name] if arg else 0, **fields)
+    def _need(
+        self, kind: Kind, arg: p.Arg | None = None, why: str = "", sentence: str | None = None, **fields: Any
+    ) -> None:
+        need = Requirement(kind, sentence or _SENTENCES[kind], self.index[arg.name] if arg else 0, **fields)
         words = {"dim": str(need.dim), "extent": need.extent.text, "limit": str(need.value), "why": why}
         if arg is not None:
             words |= {"who": _who(arg), "type": self._type(arg)}
@@ -263,6 +265,18 @@ class _Derivation:
         self._need(Kind.PITCH_BYTES, arg, dim=row, value=TMA_ALIGN)
         self._need(Kind.PITCH_MIN, arg, dim=row, other=column)
         self._need(Kind.PITCH_MAX, arg, dim=row, value=limit)
+
+    def _table(self, arg: p.Arg, pair: int) -> None:
+        """A table that is gathered from: never empty, its rows read in aligned pairs."""
+        empty, apart = (
+            "{who} has no rows to select from",
+            "{who} has rows {got} bytes apart, not a multiple of {limit}, ",
+        )
+        self._need(Kind.AT_LEAST, arg, sentence=empty, extent=self._extent(arg.dims[0]), value=1)
+        self._need(Kind.UNIT, arg, sentence="{who} has stride {got} along its columns (dim {dim}), not 1", dim=1)
+        why = "as pairs of columns are read"
+        self._need(Kind.ALIGNED, arg, why, value=pair)
+        self._need(Kind.PITCH_BYTES, arg, why, sentence=apart + "{why}", dim=0, value=pair)
 
     def _outputs(self) -> None:
         """What is written overlaps neither itself, nor anything else that is written or read."""

@@ -84,6 +84,7 @@ class Operand:
     identity: float = 0.0  # what an absent optional operand stands for
     map: int | None = None
     walk: Walk | None = None  # head-wise kernels: how rows, heads and columns step through the tensor
+    gathered: bool = False  # a table [P, columns] whose rows are selected by a position
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,7 @@ struct Visitor : Body {
         store1_0[2 * j + rr] = result.store1_0;
       }
     }
-    coda::store16<8 * S::kGroups>(p.outputs[0], 0, store0_0, s.at);
+    coda::store16<8 * S::kGroups>(p.outputs[0], 0, store0_0, coda::at_rows(p.outputs[0], s.at));
     coda::store_column_partials<coda::Sum, 8 * S::kGroups>(p.outputs[1], store1_0, s.at, band, lane);
   }
   CUTLASS_DEVICE static void store_rows(Launch const& p, Totals const& totals, int row, coda::Position const& x) {

@@ -69,8 +69,8 @@ struct Visitor : Body {
         store1_1[2 * j + rr] = result.store1_1;
       }
     }
-    coda::store16<8 * S::kGroups>(p.outputs[0], 0, store0_0, s.at);
-    coda::store16_interleaved<8 * S::kGroups>(p.outputs[1], store1_0, store1_1, s.at);
+    coda::store16<8 * S::kGroups>(p.outputs[0], 0, store0_0, coda::at_rows(p.outputs[0], s.at));
+    coda::store16_interleaved<8 * S::kGroups>(p.outputs[1], store1_0, store1_1, coda::at_rows(p.outputs[1], s.at));
   }
   CUTLASS_DEVICE static void store_rows(Launch const& p, Totals const& totals, int row, coda::Position const& x) {
   }

@@ -6,7 +6,7 @@ namespace qkv_rope {
 
 struct Body {
   struct Uniform {};
-  struct Row { float r0; int32_t r1; };
+  struct Row { float r0; int32_t r1; int64_t r2; int64_t r3; };
   struct Columns {};  // staged for each head: Segment::stage
   CODA_FN static Uniform uniform(coda::Operand const* in) {
     Uniform u{};
@@ -16,6 +16,8 @@ struct Body {
     Row r{};
     r.r0 = coda::load_row<float>(in[0], m, rows);
     r.r1 = coda::load_row<int32_t>(in[2], m, rows);
+    r.r2 = coda::gathered_row(in[1], r.r1);
+    r.r3 = coda::gathered_row(in[3], r.r1);
     return r;
   }
   struct Segment0 {
@@ -42,10 +44,10 @@ struct Body {
       }
       CODA_FN static Result element(coda::Operand const* in, Uniform const& u, Row const& r, Head const& h, Columns const& c, int m, int i, coda::Two<float> product0, coda::Two<float> product1) {
         coda::Two<float> const v0 = coda::spread(r.r0 * product0);
-        coda::Two<float> const v1 = coda::load_gathered<float>(in[1], r.r1, i + 0);
+        coda::Two<float> const v1 = coda::load_gathered<float>(in[1], r.r2, i + 0);
         coda::Two<float> const v2 = coda::spread(v0 * v1);
         coda::Two<float> const v3 = coda::spread(r.r0 * product1);
-        coda::Two<float> const v4 = coda::load_gathered<float>(in[3], r.r1, i + 0);
+        coda::Two<float> const v4 = coda::load_gathered<float>(in[3], r.r3, i + 0);
         coda::Two<float> const v5 = coda::spread(v3 * v4);
         coda::Two<float> const v6 = coda::spread(v2 - v5);
         uint32_t const w7 = coda::pack<coda::bf16>(coda::spread(v6));
@@ -61,15 +63,18 @@ struct Body {
     static constexpr int kSlotBytes = 0 + 64 * coda::size_of<Columns>() + 32 * coda::size_of<Block0::Columns>();
     CUTLASS_DEVICE static void stage(char* slot, coda::Operand const* in, Uniform const& u, int g, int pair) {
       if constexpr (coda::size_of<Columns>() > 0)
-        if (pair < 64) reinterpret_cast<Columns*>(slot + 0)[pair] = columns(in, u, g, 2 * pair);
+        if (pair < 64)
+        reinterpret_cast<Columns*>(slot + 0)[pair] = columns(in, u, g, 2 * pair);
       if constexpr (coda::size_of<Block0::Columns>() > 0)
-        if (pair < 32) reinterpret_cast<Block0::Columns*>(slot + 0 + 64 * coda::size_of<Columns>())[pair] = Block0::columns(in, u, g, 2 * pair);
+        if (pair < 32)
+        reinterpret_cast<Block0::Columns*>(slot + 0 + 64 * coda::size_of<Columns>())[pair] = Block0::columns(in, u, g, 2 * pair);
     }
     template <class Launch>
     CUTLASS_DEVICE static void visit(coda::HeadView const& v, Launch const& p, Uniform const& u, Row const (&rows)[2],
                                      char const* slot, int g, int row, int q) {
       Totals totals[2] = {identity(), identity()};
       Head const heads[2] = {head(p.operands, u, rows[0], totals[0], g), head(p.operands, u, rows[1], totals[1], g)};
+      int64_t const rows0[2] = {coda::batched_row(p.outputs[0], row), coda::batched_row(p.outputs[0], row + 8)};
       coda::for_steps<64>([&](auto width, int first) {
         constexpr int kWidth = decltype(width)::value;
         uint32_t piece0[kWidth / 4];
@@ -84,8 +89,8 @@ struct Body {
             piece1[2 * j + rr] = result.piece1;
           }
         }
-        coda::store16<kWidth>(p.outputs[0], g, piece0, coda::StepPosition{row, first + 0, p.m, 128, q});
-        coda::store16<kWidth>(p.outputs[0], g, piece1, coda::StepPosition{row, first + 64, p.m, 128, q});
+        coda::store16<kWidth>(p.outputs[0], g, piece0, coda::StepPosition{row, first + 0, p.m, 128, q, {rows0[0], rows0[1]}});
+        coda::store16<kWidth>(p.outputs[0], g, piece1, coda::StepPosition{row, first + 64, p.m, 128, q, {rows0[0], rows0[1]}});
       });
     }
   };
@@ -113,10 +118,10 @@ struct Body {
       }
       CODA_FN static Result element(coda::Operand const* in, Uniform const& u, Row const& r, Head const& h, Columns const& c, int m, int i, coda::Two<float> product0, coda::Two<float> product1) {
         coda::Two<float> const v0 = coda::spread(r.r0 * product0);
-        coda::Two<float> const v1 = coda::load_gathered<float>(in[1], r.r1, i + 0);
+        coda::Two<float> const v1 = coda::load_gathered<float>(in[1], r.r2, i + 0);
         coda::Two<float> const v2 = coda::spread(v0 * v1);
         coda::Two<float> const v3 = coda::spread(r.r0 * product1);
-        coda::Two<float> const v4 = coda::load_gathered<float>(in[3], r.r1, i + 0);
+        coda::Two<float> const v4 = coda::load_gathered<float>(in[3], r.r3, i + 0);
         coda::Two<float> const v5 = coda::spread(v3 * v4);
         coda::Two<float> const v6 = coda::spread(v2 - v5);
         uint32_t const w7 = coda::pack<coda::bf16>(coda::spread(v6));
@@ -132,15 +137,18 @@ struct Body {
     static constexpr int kSlotBytes = 0 + 64 * coda::size_of<Columns>() + 32 * coda::size_of<Block0::Columns>();
     CUTLASS_DEVICE static void stage(char* slot, coda::Operand const* in, Uniform const& u, int g, int pair) {
       if constexpr (coda::size_of<Columns>() > 0)
-        if (pair < 64) reinterpret_cast<Columns*>(slot + 0)[pair] = columns(in, u, g, 2 * pair);
+        if (pair < 64)
+        reinterpret_cast<Columns*>(slot + 0)[pair] = columns(in, u, g, 2 * pair);
       if constexpr (coda::size_of<Block0::Columns>() > 0)
-        if (pair < 32) reinterpret_cast<Block0::Columns*>(slot + 0 + 64 * coda::size_of<Columns>())[pair] = Block0::columns(in, u, g, 2 * pair);
+        if (pair < 32)
+        reinterpret_cast<Block0::Columns*>(slot + 0 + 64 * coda::size_of<Columns>())[pair] = Block0::columns(in, u, g, 2 * pair);
     }
     template <class Launch>
     CUTLASS_DEVICE static void visit(coda::HeadView const& v, Launch const& p, Uniform const& u, Row const (&rows)[2],
                                      char const* slot, int g, int row, int q) {
       Totals totals[2] = {identity(), identity()};
       Head const heads[2] = {head(p.operands, u, rows[0], totals[0], g), head(p.operands, u, rows[1], totals[1], g)};
+      int64_t const rows1[2] = {coda::batched_row(p.outputs[1], row), coda::batched_row(p.outputs[1], row + 8)};
       coda::for_steps<64>([&](auto width, int first) {
         constexpr int kWidth = decltype(width)::value;
         uint32_t piece0[kWidth / 4];
@@ -155,8 +163,8 @@ struct Body {
             piece1[2 * j + rr] = result.piece1;
           }
         }
-        coda::store16<kWidth>(p.outputs[1], g, piece0, coda::StepPosition{row, first + 0, p.m, 128, q});
-        coda::store16<kWidth>(p.outputs[1], g, piece1, coda::StepPosition{row, first + 64, p.m, 128, q});
+        coda::store16<kWidth>(p.outputs[1], g, piece0, coda::StepPosition{row, first + 0, p.m, 128, q, {rows1[0], rows1[1]}});
+        coda::store16<kWidth>(p.outputs[1], g, piece1, coda::StepPosition{row, first + 64, p.m, 128, q, {rows1[0], rows1[1]}});
       });
     }
   };
@@ -192,15 +200,18 @@ struct Body {
     static constexpr int kSlotBytes = 0 + 64 * coda::size_of<Columns>() + 64 * coda::size_of<Block0::Columns>();
     CUTLASS_DEVICE static void stage(char* slot, coda::Operand const* in, Uniform const& u, int g, int pair) {
       if constexpr (coda::size_of<Columns>() > 0)
-        if (pair < 64) reinterpret_cast<Columns*>(slot + 0)[pair] = columns(in, u, g, 2 * pair);
+        if (pair < 64)
+        reinterpret_cast<Columns*>(slot + 0)[pair] = columns(in, u, g, 2 * pair);
       if constexpr (coda::size_of<Block0::Columns>() > 0)
-        if (pair < 64) reinterpret_cast<Block0::Columns*>(slot + 0 + 64 * coda::size_of<Columns>())[pair] = Block0::columns(in, u, g, 2 * pair);
+        if (pair < 64)
+        reinterpret_cast<Block0::Columns*>(slot + 0 + 64 * coda::size_of<Columns>())[pair] = Block0::columns(in, u, g, 2 * pair);
     }
     template <class Launch>
     CUTLASS_DEVICE static void visit(coda::HeadView const& v, Launch const& p, Uniform const& u, Row const (&rows)[2],
                                      char const* slot, int g, int row, int q) {
       Totals totals[2] = {identity(), identity()};
       Head const heads[2] = {head(p.operands, u, rows[0], totals[0], g), head(p.operands, u, rows[1], totals[1], g)};
+      int64_t const rows2[2] = {coda::batched_row(p.outputs[2], row), coda::batched_row(p.outputs[2], row + 8)};
       coda::for_steps<128>([&](auto width, int first) {
         constexpr int kWidth = decltype(width)::value;
         uint32_t piece0[kWidth / 4];
@@ -213,7 +224,7 @@ struct Body {
             piece0[2 * j + rr] = result.piece0;
           }
         }
-        coda::store16<kWidth>(p.outputs[2], g, piece0, coda::StepPosition{row, first + 0, p.m, 128, q});
+        coda::store16<kWidth>(p.outputs[2], g, piece0, coda::StepPosition{row, first + 0, p.m, 128, q, {rows2[0], rows2[1]}});
       });
     }
   };
@@ -229,9 +240,12 @@ struct Visitor : Body {
   CUTLASS_DEVICE static bool needs_tiles(Launch const&) { return false; }
   // The segment of a head, and the head's number in it.
   template <class F> CUTLASS_DEVICE static void dispatch(int head, int heads, F const& f) {
-    if (head >= 0 && head < 32 && head < heads) return f(Segment0{}, head - 0);
-    if (head >= 32 && head < 40 && head < heads) return f(Segment1{}, head - 32);
-    if (head >= 40 && head < 48 && head < heads) return f(Segment2{}, head - 40);
+    if (head >= 0 && head < 32 && head < heads)
+      return f(Segment0{}, head - 0);
+    if (head >= 32 && head < 40 && head < heads)
+      return f(Segment1{}, head - 32);
+    if (head >= 40 && head < 48 && head < heads)
+      return f(Segment2{}, head - 40);
   }
 };
 

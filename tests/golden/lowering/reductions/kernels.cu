@@ -64,7 +64,7 @@ struct Visitor : Body {
         store6_0[2 * j + rr] = result.store6_0;
       }
     }
-    coda::store16<8 * S::kGroups>(p.outputs[0], 0, store0_0, s.at);
+    coda::store16<8 * S::kGroups>(p.outputs[0], 0, store0_0, coda::at_rows(p.outputs[0], s.at));
     coda::store_column_partials<coda::Max, 8 * S::kGroups>(p.outputs[2], store2_0, s.at, band, lane);
     coda::store_column_partials<coda::Sum, 8 * S::kGroups>(p.outputs[6], store6_0, s.at, band, lane);
   }

@@ -60,7 +60,7 @@ struct Visitor : Body {
         coda::accumulate_row<coda::Sum>(totals.store1[rr], result.store1_0, n, s.at.columns);
       }
     }
-    coda::store16<8 * S::kGroups>(p.outputs[0], 0, store0_0, s.at);
+    coda::store16<8 * S::kGroups>(p.outputs[0], 0, store0_0, coda::at_rows(p.outputs[0], s.at));
   }
   CUTLASS_DEVICE static void store_rows(Launch const& p, Totals const& totals, int row, coda::Position const& x) {
     coda::store_row_partial<coda::Sum>(p.outputs[1], totals.store1[0], row + 0, p.m, x.tile_n, x.tiles_n, x.q);

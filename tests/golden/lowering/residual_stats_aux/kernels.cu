@@ -66,8 +66,8 @@ struct Visitor : Body {
         coda::accumulate_row<coda::Sum>(totals.store2[rr], result.store2_0, n, s.at.columns);
       }
     }
-    coda::store16<8 * S::kGroups>(p.outputs[0], 0, store0_0, s.at);
-    coda::store16<8 * S::kGroups>(p.outputs[1], 0, store1_0, s.at);
+    coda::store16<8 * S::kGroups>(p.outputs[0], 0, store0_0, coda::at_rows(p.outputs[0], s.at));
+    coda::store16<8 * S::kGroups>(p.outputs[1], 0, store1_0, coda::at_rows(p.outputs[1], s.at));
   }
   CUTLASS_DEVICE static void store_rows(Launch const& p, Totals const& totals, int row, coda::Position const& x) {
     coda::store_row_partial<coda::Sum>(p.outputs[2], totals.store2[0], row + 0, p.m, x.tile_n, x.tiles_n, x.q);

@@ -60,7 +60,7 @@ struct Visitor : Body {
         store0_0[2 * j + rr] = result.store0_0;
       }
     }
-    coda::store16<8 * S::kGroups>(p.outputs[0], 0, store0_0, s.at);
+    coda::store16<8 * S::kGroups>(p.outputs[0], 0, store0_0, coda::at_rows(p.outputs[0], s.at));
   }
   CUTLASS_DEVICE static void store_rows(Launch const& p, Totals const& totals, int row, coda::Position const& x) {
   }

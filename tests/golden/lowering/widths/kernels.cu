@@ -73,10 +73,10 @@ struct Visitor : Body {
         store2_1[2 * j + rr] = result.store2_1;
       }
     }
-    coda::store16<8 * S::kGroups>(p.outputs[0], 0, store0_0, s.at);
-    coda::store32<8 * S::kGroups>(p.outputs[1], 0, store1_0, s.at);
-    coda::store16<8 * S::kGroups>(p.outputs[2], 0, store2_0, s.at);
-    coda::store16<8 * S::kGroups>(p.outputs[2], 1, store2_1, s.at);
+    coda::store16<8 * S::kGroups>(p.outputs[0], 0, store0_0, coda::at_rows(p.outputs[0], s.at));
+    coda::store32<8 * S::kGroups>(p.outputs[1], 0, store1_0, coda::at_rows(p.outputs[1], s.at));
+    coda::store16<8 * S::kGroups>(p.outputs[2], 0, store2_0, coda::at_rows(p.outputs[2], s.at));
+    coda::store16<8 * S::kGroups>(p.outputs[2], 1, store2_1, coda::at_rows(p.outputs[2], s.at));
   }
   CUTLASS_DEVICE static void store_rows(Launch const& p, Totals const& totals, int row, coda::Position const& x) {
   }
