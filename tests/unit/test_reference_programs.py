@@ -197,5 +197,5 @@ def test_every_example_passes_its_own_gate(path):
     for example in coda.parse(path).programs.values():
         sizes = small_sizes(example)
         inputs = random_inputs(example, sizes)
-        result = compare(example, inputs, evaluate(example, inputs))
+        result = compare(example, inputs, evaluate(example, inputs, dims=sizes), dims=sizes)
         assert result.ok, f"{sizes}\n{result}"
