@@ -130,17 +130,21 @@ _interned: weakref.WeakValueDictionary[tuple, Node] = weakref.WeakValueDictionar
 
 
 def intern(op: str, args: Iterable[Node], attrs: dict[str, Any], type: Type, span: Span | None = None) -> Node:
-    """The one node with these parts. The span is that of the last maker."""
+    """The one node with these parts. The span of the first maker is kept (but see ``written_at``)."""
     args, frozen = tuple(args), tuple(sorted(attrs.items()))
     # Python finds 1 == 1.0 == True and 0.0 == -0.0, and nan != nan: floats are told apart by their repr, the rest by
     # the dtype in `type`.
     key = (op, args, tuple((k, repr(v) if isinstance(v, float) else v) for k, v in frozen), type)
     node = _interned.get(key)
-    if node is not None and span is not None:
-        object.__setattr__(node, "span", span)  # not part of its identity: errors show where it was last written
     if node is None:
         node = Node(op, args, frozen, type, span)
         _interned[key] = node
+    return node
+
+
+def written_at(node: Node, span: Span | None) -> Node:
+    """The node, found in source text here: an equal one of an earlier program may have left its place behind."""
+    object.__setattr__(node, "span", span)  # not part of the identity
     return node
 
 

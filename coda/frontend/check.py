@@ -17,7 +17,7 @@ from coda.frontend.report import Failed, Report
 from coda.frontend.rounding import round_to
 from coda.frontend.scope import UNKNOWN, Context, Scope
 from coda.frontend.statements import assign, declared_type, dtype_of
-from coda.ir import Node, Output, Param, Program, Size, Type, appearing_axes, size_symbol
+from coda.ir import Node, Output, Param, Program, Size, Type, appearing_axes, size_symbol, written_at
 from coda.ops import build
 
 Consts = dict[str, "int | str"]
@@ -150,7 +150,7 @@ class ProgramChecker:
             self.context.optional.add(name)
         if is_inout:
             self.context.inout.add(name)
-        self.scope.bind(p.name, build("input", name=name, type=type_, span=p.name.span))
+        self.scope.bind(p.name, written_at(build("input", name=name, type=type_), p.name.span))
 
     def parameter_type(self, written: syntax.TypeSyntax) -> Type:
         dtype = dtype_of(self.scope, written.dtype)

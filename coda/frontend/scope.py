@@ -10,7 +10,7 @@ from coda.errors import Span, did_you_mean
 from coda.frontend import syntax
 from coda.frontend.axes import AxisTable
 from coda.frontend.report import Failed, Report
-from coda.ir import Axis, Dim, Node, Size
+from coda.ir import Axis, Dim, Node, Size, written_at
 from coda.ops import OpError, build
 
 
@@ -78,7 +78,8 @@ class Scope:
     def build(self, span: Span, op: str, *args: Node, **attrs: Any) -> Node:
         """A node of the operation table; its refusal becomes an error at ``span``."""
         try:
-            return build(op, *args, span=self.place(span), **attrs)
+            place = self.place(span)
+            return written_at(build(op, *args, span=place, **attrs), place)
         except OpError as error:
             raise self.fail(error.message, span, error.hint) from None
 
