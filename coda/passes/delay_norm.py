@@ -31,7 +31,7 @@ from coda.ir import Node, Program, rewrite, topological
 from coda.ops import build
 from coda.passes.axes import add_all, conform
 from coda.passes.labels import Label, Note, note
-from coda.passes.terms import Term, is_rounding, multiply, rounded, separate
+from coda.passes.terms import Term, is_rounding, multiply, rounded, scaled_weight, separate
 
 NAME = "delay_norm"
 
@@ -187,14 +187,6 @@ def _without_rows(dot: Node, side: _Side) -> Node:
 
 def _weight(dot: Node, side: _Side) -> Node:
     return dot.args[1] if side.main.column is None else scaled_weight(dot.args[1], side.main.column)
-
-
-def scaled_weight(weight: Node, column: Node) -> Node:
-    """A right operand times a vector over the contracted axis, rounded: w.T * g as (w * g).T."""
-    turned = weight.op == "transpose"
-    value = multiply(weight.args[0] if turned else weight, column)
-    value = build("cast", value, dtype=weight.dtype, saturate=False, span=weight.span)
-    return build("transpose", value) if turned else value
 
 
 def _shifts(dot: Node, side: _Side) -> list[Node]:

@@ -66,6 +66,14 @@ def rounded(value: Node, dtype: DType) -> Node:
     return build("cast", value, dtype=dtype, saturate=False, span=value.span)
 
 
+def scaled_weight(weight: Node, column: Node) -> Node:
+    """A right operand times a vector over the contracted axis, rounded: w.T * g as (w * g).T."""
+    turned = weight.op == "transpose"
+    value = multiply(weight.args[0] if turned else weight, column)
+    value = build("cast", value, dtype=weight.dtype, saturate=False, span=weight.span)
+    return build("transpose", value) if turned else value
+
+
 def separate(value: Node, outer: frozenset[str], inner: frozenset[str]) -> Separation:
     """The terms of a value over its outer (row) and inner (column) axes."""
     return _Separator(outer, inner).of(value)

@@ -1,0 +1,113 @@
+"""Products that one kernel can compute together.
+
+* ``K``: a sum of products, as in ``dg @ wg + du @ wu``: one accumulation, the operands change at a k-tile boundary.
+* ``N``: products with the same left operand (gate and up; q, k and v): the right operands stand side by side.
+* ``M``: products with the same right operand (two weight gradients from one activation): the left ones stand below each
+  other.
+
+In the IR a merged product stays what it is written as, several ``dot`` nodes; a group says that they belong to one
+kernel, which ``partition`` makes of it. N and M are bitwise. K is algebraic: one running sum instead of two, each
+rounded to f32, and their sum.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from coda.ir import Node, Program, topological
+from coda.passes.labels import BITWISE, Label, Note, note
+
+K_LABEL = Label("one accumulation instead of two sums added in f32")
+
+
+@dataclass(frozen=True)
+class Group:
+    """Products for one kernel; ``kind`` is "single", "K", "N" or "M"."""
+
+    kind: str
+    dots: tuple[Node, ...]
+
+    @property
+    def label(self) -> Label:
+        return K_LABEL if self.kind == "K" else BITWISE
+
+
+def core(operand: Node) -> Node:
+    """What is in memory of an operand of a product: without what only renames or reorders its axes."""
+    while operand.op in ("transpose", "layout"):
+        (operand,) = operand.args
+    return operand
+
+
+def merge(program: Program) -> tuple[tuple[Group, ...], tuple[Note, ...]]:
+    """All products of a program in groups, in an order in which kernels can run them."""
+    merger = _Merger(program)
+    for kind, candidates in (("K", merger.sums()), ("N", merger.sharing(0)), ("M", merger.sharing(1))):
+        for dots in candidates:
+            merger.join(kind, dots)
+    groups = merger.ordered()
+    assert groups is not None
+    merged = [g for g in groups if g.kind != "single"]
+    notes = (note("merge", f"{len(g.dots)} products in one kernel ({g.kind})", g.label, g.dots[0]) for g in merged)
+    return tuple(groups), tuple(notes)
+
+
+class _Merger:
+    """Groups so far; a merge that would make kernels wait for each other is not made."""
+
+    def __init__(self, program: Program):
+        self.nodes = program.nodes()
+        self.users, self.stored = program.users(), {o.value for o in program.outputs}
+        self.dots = [n for n in self.nodes if n.op == "dot"]
+        self.before = {d: {n for n in topological(d.args) if n.op == "dot"} for d in self.dots}
+        self.groups = [Group("single", (d,)) for d in self.dots]
+
+    def sums(self) -> list[list[Node]]:
+        """The products that are added up and read by nothing else, sum by sum, outermost first."""
+        found = [[d for d in self.terms(n) if d.op == "dot"] for n in reversed(self.nodes) if n.op == "add"]
+        return [dots for dots in found if len(dots) > 1]
+
+    def terms(self, total: Node) -> list[Node]:
+        """The terms of a sum, through sums that nothing else reads."""
+        terms: list[Node] = []
+        for operand in total.args:
+            alone = len(self.users[operand]) == 1 and operand not in self.stored
+            if operand.op == "add" and alone:
+                terms += self.terms(operand)
+            elif alone and operand.type.dims == total.type.dims:
+                terms.append(operand)
+        return terms
+
+    def sharing(self, side: int) -> list[list[Node]]:
+        """The products that read one matrix on one side, contracted over the same axis."""
+        found: dict[object, list[Node]] = {}
+        for d in self.dots:
+            found.setdefault((d.args[side]), []).append(d)
+        return [dots for dots in found.values() if len(dots) > 1]
+
+    def join(self, kind: str, dots: list[Node]) -> None:
+        """Merge those of the products that are still alone, if kernels can then be put in order."""
+        single = [g for g in self.groups if g.kind == "single" and g.dots[0] in dots]
+        if len(single) < 2:
+            return
+        groups, self.groups = self.groups, [g for g in self.groups if g not in single]
+        self.groups.append(Group(kind, tuple(d for g in single for d in g.dots)))
+        if self.ordered() is None:
+            self.groups = groups
+
+    def ordered(self) -> list[Group] | None:
+        """The groups so that each comes after those it reads from, those that nothing waits for last; None where they
+        wait for each other."""
+        needs = {g: set().union(*(self.before[d] for d in g.dots)) for g in self.groups}
+        waited_for: set[Node] = set().union(*needs.values())
+        pending = sorted(self.groups, key=lambda g: (not waited_for & set(g.dots), self.dots.index(g.dots[0])))
+        done: set[Node] = set()
+        order: list[Group] = []
+        while pending:
+            ready = next((g for g in pending if needs[g] <= done), None)
+            if ready is None:
+                return None
+            pending.remove(ready)
+            order.append(ready)
+            done.update(ready.dots)
+        return order

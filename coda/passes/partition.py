@@ -1,0 +1,356 @@
+"""From a block program to kernels, each a program itself.
+
+Every value gets a stage (``schedule.py``): the product whose epilogue computes it, or the row kernel behind it. What
+has to be in memory is then decided by bytes:
+
+* results, and operands of products, because the tensor cores read memory;
+* of what a later stage reads, the cheapest set of values from which it can be computed: a minimum cut, in which a
+  product is never and a reduction hardly ever computed again, and pointwise math always may be.
+
+A kernel is the set of stored values of one stage, with all that lies between them and what is in memory already:
+
+* ``gemm``: the products of one group and their epilogue;
+* ``row``: a thread block owns whole rows, for a norm whose result is needed whole, and the first statistics;
+* ``map``: elementwise; ``finish``: adds up the tiles' partial reductions, in fixed order, and computes statistics.
+
+Nothing is rounded at an edge that the program does not round: an edge has the dtype of its value. So partition is
+bitwise, and ``assemble`` puts the kernels together to the very program they came from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from coda.ir import Node, Output, Param, Program, Size, Type, substitute, topological
+from coda.ops import OPS, build
+from coda.passes.labels import Note
+from coda.passes.merge import Group, core, merge
+from coda.passes.mincut import vertex_cut
+from coda.passes.naming import Fresh, taken_names
+from coda.passes.schedule import Schedule, is_along_rows
+
+NOMINAL = 4096  # the size that a symbolic axis is assumed to have where costs are compared
+_LEAVES = {"input", "const", "index", "size"}
+_STEMS = {"dot": "acc", "rsqrt": "r", "reduce_mean": "mean", "reduce_sum": "sums"}
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One launch; ``computes`` are the operations of the block program that it does."""
+
+    name: str
+    kind: str  # "gemm", "row", "map" or "finish"
+    program: Program
+    group: Group | None
+    computes: frozenset[Node]
+
+    @property
+    def reads(self) -> set[str]:
+        return {p.name for p in self.program.params}
+
+    @property
+    def inouts(self) -> set[str]:
+        return {p.name for p in self.program.params if p.inout}
+
+    @property
+    def writes(self) -> set[str]:
+        return {o.name for o in self.program.outputs}
+
+
+@dataclass(frozen=True)
+class Edge:
+    """A tensor between kernels. A ``partial`` one holds an unfinished reduction, one value for each tile in front."""
+
+    name: str
+    type: Type
+    producer: str
+    consumers: tuple[str, ...]
+    partial: bool = False
+
+    @property
+    def bytes(self) -> Size:
+        return self.type.elements * self.type.dtype.bytes
+
+
+@dataclass(frozen=True)
+class Partition:
+    """The kernels of a block program in the order in which they run."""
+
+    program: Program
+    kernels: tuple[Kernel, ...]
+    notes: tuple[Note, ...]
+
+    @property
+    def edges(self) -> tuple[Edge, ...]:
+        """The tensors that one kernel writes and another reads."""
+        return tuple(
+            Edge(o.name, o.type, kernel.name, consumers, o.is_partial)
+            for kernel in self.kernels
+            for o in kernel.program.outputs
+            if o.into is None and (consumers := tuple(k.name for k in self.kernels if o.name in k.reads))
+        )
+
+    def places(self, node: Node) -> list[str]:
+        """The kernels that compute an operation of the block program: several where computing it again is cheaper than
+        reading it."""
+        return [k.name for k in self.kernels if node in k.computes]
+
+
+def partition(program: Program) -> Partition:
+    """The kernels of a program with any number of products."""
+    groups, notes = merge(program)
+    return _Partitioner(program, Schedule(program, groups)).run(notes)
+
+
+def assemble(partition: Partition) -> Program:
+    """The kernels put together again to one program: the one they were made from, up to ``partial``."""
+    program = partition.program
+    values = {p.name: build("input", name=p.name, type=p.type) for p in program.params}
+    made: dict[str, Output] = {}
+    for kernel in partition.kernels:
+        known = {build("input", name=p.name, type=p.type): values[p.name] for p in kernel.program.params if not p.inout}
+        new = substitute((o.value for o in kernel.program.outputs), known)
+        for output in kernel.program.outputs:
+            made[output.name] = replace(output, value=new[output.value])
+            value = made[output.name].value
+            value = value.args[0] if output.is_partial else value
+            if output.into is None:
+                same = value.type.dims == output.type.dims
+                values[output.name] = value if same else build("layout", value, dims=output.type.dims)
+    return program.with_outputs(replace(made[o.name], type=o.type) for o in program.outputs)
+
+
+class _Partitioner:
+    def __init__(self, program: Program, schedule: Schedule):
+        self.program, self.schedule = program, schedule
+        self.nodes, self.stage, self.late = program.nodes(), dict(schedule.stage), schedule.late
+        self.users = program.users()
+        self.fresh = Fresh(taken_names(program))
+        self.results = [o.value for o in program.outputs]
+        self.stored: set[Node] = set()
+        self.tensors: dict[Node, Output] = {}
+        self.order: dict[str, int] = {}  # tensors, in the order in which they were first needed
+
+    def run(self, notes: tuple[Note, ...]) -> Partition:
+        self.stored = self.in_memory()
+        self.host_maps()
+        kernels = _in_order([k for roots in self.kernel_roots() for k in self.kernels(roots)])
+        named = _named(kernels, self.program)
+        reasons = tuple(Note("partition", f"{k.name}: {_reason(k)}") for k in named)
+        return Partition(self.program, named, (*notes, *reasons))
+
+    # What is in memory.
+
+    def in_memory(self) -> set[Node]:
+        """The values that some kernel stores."""
+        stored = {n for n in self.results if n.op not in _LEAVES}
+        stored |= {c for n in self.nodes if n.op == "dot" for c in map(core, n.args) if c.op not in _LEAVES}
+        across = [a for n in self.nodes for a in n.args if n.op != "dot" and self.crosses(a, n)]
+        around = [n for n in self.nodes if n not in stored and n.op not in _LEAVES]
+        edges = [(a, n) for n in around if not self.never_again(n) for a in n.args if a in around]
+        costs = {n: _bytes(n) for n in around}
+        sources = [n for n in around if self.never_again(n)]
+        return stored | set(vertex_cut(costs, edges, sources, [n for n in dict.fromkeys(across) if n in costs]))
+
+    def crosses(self, operand: Node, node: Node) -> bool:
+        return operand.op not in _LEAVES and self.stage[operand] < self.stage[node]
+
+    def never_again(self, node: Node) -> bool:
+        """Products, and reductions but for those that a row kernel right behind does itself."""
+        if OPS[node.op].family != "reduce":
+            return node.op == "dot"
+        return not (node in self.late and self.only_for_rows(node))
+
+    def only_for_rows(self, reduction: Node) -> bool:
+        """Whether a statistic serves nothing but the row kernel behind its product."""
+        if not is_along_rows(reduction):
+            return False
+        pending, stage = [reduction], self.stage[reduction]
+        while pending:
+            n = pending.pop()
+            if n in self.results:
+                return False
+            for user in self.users[n]:
+                if user in self.late and self.stage[user] == stage:
+                    pending.append(user)
+                elif self.stage[user] != stage + 1:
+                    return False
+        return True
+
+    def host_maps(self) -> None:
+        """Move stored values of stage 0 into the epilogue of a product that reads all they need anyway."""
+        for node in sorted(self.stored, key=self.nodes.index):
+            inside = self.closure([node])
+            if self.stage[node] or any(OPS[n.op].family == "reduce" for n in inside):
+                continue
+            needed = self.matrices(inside)
+            readers = [self.stage[u] for u in self.reading(node)]
+            for index, group in enumerate(self.schedule.groups, 1):
+                same = group.dots[0].type.names == node.type.names
+                if (
+                    same
+                    and readers
+                    and 2 * index < min(readers)
+                    and needed <= self.matrices(self.stage_closure(2 * index))
+                ):
+                    self.stage[node] = 2 * index
+                    break
+
+    def reading(self, node: Node) -> Iterator[Node]:
+        """The operations that read a value from memory: through what only renames axes."""
+        for user in self.users[node]:
+            if user.op in ("transpose", "layout"):
+                yield from self.reading(user)
+            else:
+                yield user
+
+    def stage_closure(self, stage: int) -> list[Node]:
+        return self.closure([n for n in self.nodes if n in self.stored and self.stage[n] == stage])
+
+    def closure(self, roots: list[Node]) -> list[Node]:
+        """The roots and what is computed for them, down to what is in memory."""
+        here = set(roots)
+
+        def operands(node: Node) -> Iterable[Node]:
+            return () if node in self.stored and node not in here else node.args
+
+        return topological(roots, operands)
+
+    def matrices(self, nodes: list[Node]) -> set[Node]:
+        """What the epilogue reads element by element. The operands of products do not count."""
+        read = {a for n in nodes if n.op != "dot" for a in n.args}
+        return {n for n in read if (n.op == "input" or n in self.stored) and len(n.type.axes) > 1}
+
+    # Kernels.
+
+    def kernel_roots(self) -> list[list[Node]]:
+        """The stored values of each kernel: those of one product stage, or of another stage and one space of axes."""
+        found: dict[tuple[int, frozenset[str]], list[Node]] = {}
+        leaves = [n for n in dict.fromkeys(self.results) if n.op in _LEAVES]
+        for node in [*(n for n in self.nodes if n in self.stored), *leaves]:
+            stage = self.stage[node]
+            space = frozenset[str]() if self.schedule.group(stage) else self.space(node)
+            found.setdefault((stage, space), []).append(node)
+        return [roots for _, roots in sorted(found.items(), key=lambda item: item[0][0])]
+
+    def space(self, node: Node) -> frozenset[str]:
+        """The axes over which a kernel without product works to make a value."""
+        return max((n.type.names for n in self.closure([node])), key=lambda names: (len(names), sorted(names)))
+
+    def kernels(self, roots: list[Node]) -> list[Kernel]:
+        """The kernel of some stored values, and the finish kernel behind it where some are late."""
+        late = [n for n in roots if n in self.late and n.op != "partial"]
+        partials = {n: self.partial(n) for n in self.closure(late) if self.is_unfinished(n)}
+        outputs = [o for n in roots if n not in late for o in self.writes(n)]
+        outputs += [o for o in partials.values() if o not in outputs]
+        group = self.schedule.group(self.stage[roots[0]])
+        made = self.stored - set(roots) - set(partials)
+        kernels = [self.kernel(outputs, {n: self.tensor(n) for n in made}, group)] if outputs else []
+        if late:
+            finished = [o for n in late for o in self.writes(n)]
+            others = {n: self.tensor(n) for n in self.stored - set(late)}
+            kernels.append(replace(self.kernel(finished, others | partials, None), kind="finish"))
+        return kernels
+
+    def is_unfinished(self, node: Node) -> bool:
+        """Whether the tiles of a kernel can only begin a reduction."""
+        return is_reduction(node) and node in self.late and not any(a in self.late for a in node.args)
+
+    def kernel(self, outputs: list[Output], tensors: Mapping[Node, Output], group: Group | None) -> Kernel:
+        """The program that computes some outputs from parameters and tensors in memory."""
+        roots = [o.value for o in outputs]
+        new = substitute(roots, {n: _read(o, n) for n, o in tensors.items()})
+        results = sorted((replace(o, value=new[o.value]) for o in outputs), key=lambda o: o.into is None)
+        read = {n.attr("name") for n in topological(o.value for o in results) if n.op == "input"}
+        params = [p for p in self.program.params if p.name in read or any(o.into == p.name for o in results)]
+        known = {p.name for p in params}
+        by_name = {o.name: o for o in tensors.values() if o.name in read - known}
+        params += [Param(o.name, o.type) for o in sorted(by_name.values(), key=lambda o: self.order[o.name])]
+        names = {new[n]: called for n, called in self.program.names if n in new}
+        computes = topological(roots, lambda n: () if n in tensors else n.args)
+        kind = "gemm" if group else "row" if _has_statistics(computes) else "map"
+        program = Program.of(self.program.name, params, results, names)
+        return Kernel("", kind, program, group, frozenset(n for n in computes if n.args and n not in tensors))
+
+    # Tensors.
+
+    def tensor(self, node: Node) -> Output:
+        """The tensor from which kernels read a stored value: an output of the program, or one made for it."""
+        if node not in self.tensors:
+            results = (o for o in self.program.outputs if o.value is node and o.into is None)
+            names = dict(self.program.names)
+            rounded = node.args[0] if node.op == "cast" else node
+            called = names.get(node) or names.get(rounded) or _STEMS.get(node.op, "t")
+            self.tensors[node] = next(results, None) or Output(self.fresh(called), node, node.type)
+            self.order[self.tensors[node].name] = len(self.order)
+        return self.tensors[node]
+
+    def writes(self, node: Node) -> list[Output]:
+        """What a kernel stores of a value: every output of the program that it is, or else the tensor others read."""
+        results = [o for o in self.program.outputs if o.value is node]
+        if any(o.into is None for o in results) or (results and not self.users[node]):
+            return results
+        return [*results, self.tensor(node)]
+
+    def partial(self, reduction: Node) -> Output:
+        """The unfinished form of a reduction: the program's own output of it, if there is one."""
+        value = build("partial", reduction, span=reduction.span)
+        own = next((o for o in self.program.outputs if o.value is value), None)
+        output = own or Output(self.fresh(f"{self.tensor(reduction).name}_partial"), value, value.type)
+        self.order[output.name] = len(self.order)
+        return output
+
+
+def is_reduction(node: Node) -> bool:
+    return OPS[node.op].family == "reduce" and node.op != "partial"
+
+
+def _has_statistics(nodes: list[Node]) -> bool:
+    """Whether a kernel needs a reduction's result, more than to begin it."""
+    begun = {n.args[0] for n in nodes if n.op == "partial"}
+    return any(is_reduction(n) and n not in begun for n in nodes)
+
+
+def _read(tensor: Output, node: Node) -> Node:
+    """A tensor as kernels read it, with the dims of the value it holds."""
+    value = build("input", name=tensor.name, type=tensor.type)
+    return value if value.type.dims == node.type.dims else build("layout", value, dims=node.type.dims)
+
+
+def _bytes(node: Node) -> int:
+    elements = node.type.elements
+    return max(1, int(elements.subs({s: NOMINAL for s in elements.free_symbols}))) * node.dtype.bytes
+
+
+def _in_order(kernels: list[Kernel]) -> list[Kernel]:
+    """Each kernel after those it reads from; otherwise as they come."""
+    pending, order = list(kernels), list[Kernel]()
+    while pending:
+        waiting = {name for k in pending for name in k.writes}
+        ready = next(k for k in pending if not (k.reads - k.inouts) & (waiting - k.writes))
+        pending.remove(ready)
+        order.append(ready)
+    return order
+
+
+def _named(kernels: list[Kernel], program: Program) -> tuple[Kernel, ...]:
+    """The kernels called mlp_1_gemm, mlp_2_row ... in their order."""
+    names = [f"{program.name}_{i}_{k.kind}" for i, k in enumerate(kernels, 1)]
+    return tuple(replace(k, name=n, program=replace(k.program, name=n)) for k, n in zip(kernels, names, strict=True))
+
+
+def _reason(kernel: Kernel) -> str:
+    """Why a kernel is one of its own, as a sentence."""
+    if kernel.group is not None:
+        count = len(kernel.group.dots)
+        how = {"N": "that share their left operand", "M": "that share their right operand", "K": "added up in one sum"}
+        return "a product" if count == 1 else f"{count} products {how[kernel.group.kind]}"
+    return _REASONS[kernel.kind]
+
+
+_REASONS = {
+    "row": "it needs statistics of whole rows, and a kernel with a product makes only tiles of them",
+    "map": "no product makes or reads these values tile by tile",
+    "finish": "the tiles of a kernel reduce a part each; behind it the parts are added up in fixed order",
+}

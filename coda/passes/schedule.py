@@ -1,0 +1,75 @@
+"""When each value of a block program can be computed: its stage.
+
+Groups of products run one after the other: stages 2, 4, 6 ... A value belongs to the latest product it depends on,
+whose epilogue computes it while the tile is in registers. Two things need more than a tile:
+
+* a reduction over an axis that no tile holds whole is finished only when all tiles are: it is *late*, and so are the
+  statistics made of it (a mean, then 1/rms), which a finish kernel computes;
+* a matrix that reads a late value (``y * r`` with r from all of y) belongs to the odd stage behind the product. A
+  kernel of an odd stage, or of stage 0, which depends on no product, owns whole rows: no row statistic is late there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import sympy
+
+from coda.ir import Node, Program
+from coda.ops import OPS
+from coda.passes.merge import Group
+
+LOCAL_COLUMNS = 256  # the widest static axis that a tile holds whole: a head, a block of a quantised row
+
+
+@dataclass
+class Schedule:
+    """The stage of each value of a program, and which values are late there."""
+
+    program: Program
+    groups: Sequence[Group]
+    stage: dict[Node, int] = field(default_factory=dict)
+    late: set[Node] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        of_dot = {dot: 2 * i for i, group in enumerate(self.groups, 1) for dot in group.dots}
+        for node in self.program.nodes():
+            self.stage[node] = of_dot[node] if node in of_dot else self.place(node)
+
+    def group(self, stage: int) -> Group | None:
+        """The products of an even stage."""
+        return self.groups[stage // 2 - 1] if stage and stage % 2 == 0 else None
+
+    def place(self, node: Node) -> int:
+        """The stage of a value that is no product; notes whether it is late."""
+        stage = max((self.stage[a] for a in node.args), default=0)
+        waiting = [a for a in node.args if a in self.late and self.stage[a] == stage]
+        if waiting and any(node.type.names <= a.type.names for a in waiting):
+            self.late.add(node)
+        elif waiting:
+            return stage + 1 if stage % 2 == 0 else stage + 2
+        elif OPS[node.op].family == "reduce" and node.op != "partial" and not self.in_one_block(node, stage):
+            self.late.add(node)
+        return stage
+
+    def in_one_block(self, reduction: Node, stage: int) -> bool:
+        """Whether one thread block sees all of what a reduction at this stage adds up."""
+        sizes = [a.size for a in reduction.args[0].type.axes if a.name in reduction.attr("axes")]
+        width = sympy.Mul(*sizes)
+        if width.is_Integer and width <= LOCAL_COLUMNS and is_along_rows(reduction):
+            return True
+        return (stage == 0 or stage % 2 == 1) and is_along_rows(reduction)
+
+
+def is_along_rows(reduction: Node) -> bool:
+    """Whether a reduction leaves the slowest dim of what lies in memory alone."""
+    (operand,) = reduction.args
+    memory, frontier = operand, [operand]
+    while frontier:
+        found = next((n for n in frontier if n.op == "input" and n.type.names == operand.type.names), None)
+        if found is not None:
+            memory = found
+            break
+        frontier = [a for n in frontier for a in n.args if a.type.names == operand.type.names]
+    return not {a.name for a in memory.type.dims[0]} & set(reduction.attr("axes"))

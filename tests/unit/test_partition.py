@@ -1,0 +1,155 @@
+"""Block programs become kernels that give the same bits and fit together to the same program."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+
+from coda.frontend import load_path
+from coda.ir import Program
+from coda.passes.delay_norm import delay_norm
+from coda.passes.differentiate import differentiate
+from coda.passes.partition import Partition, assemble, partition
+from coda.passes.simplify import simplify
+from coda.printer import print_program
+from coda.runtime.binding import bind, shapes_of
+from coda.runtime.blocks import evaluate_partition
+from coda.runtime.inputs import random_inputs
+from coda.runtime.reference import evaluate
+from tests.gradients import check_text
+from tests.programs import random_epilogue, tour
+from tests.support import program, same
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+SIZES = {"M": 3, "N": 8, "K": 5, "D": 8, "F": 4, "A": 8, "V": 7, "P": 6, "f": 2}
+
+
+def kinds(p: Program) -> list[str]:
+    return [k.kind for k in partition(p).kernels]
+
+
+def check(p: Program, sizes: dict[str, int] = SIZES) -> Partition:
+    """Kernels are programs by themselves; together they are the program, and give its bits."""
+    parts = partition(p)
+    for kernel in parts.kernels:
+        check_text(kernel.program)
+    assert simplify(assemble(parts)) == simplify(p), print_program(assemble(parts))
+    symbols = {s.name for a in p.axes for s in a.size.free_symbols}
+    inputs = random_inputs(p, {n: sizes.get(n, 2) for n in symbols})
+    bound = bind(p, shapes_of(inputs), {n: sizes.get(n, 2) for n in symbols})
+    got, want = evaluate_partition(parts, inputs, dims=bound), evaluate(p, inputs, dims=bound)
+    assert got.keys() == want.keys()
+    assert all(same(got[n], want[n]) for n in want)
+    return parts
+
+
+# One product.
+
+
+@settings(max_examples=80, deadline=None)
+@given(random_epilogue())
+def test_random_programs(p):
+    parts = check(p, {"M": 3, "N": 4, "K": 2})
+    assert sum(k.kind == "gemm" for k in parts.kernels) == 1
+
+
+@pytest.mark.parametrize("name", [n for n in tour() if n != "moe"])
+def test_tour(name):
+    (p,) = load_path(tour()[name], {"HQ": 2, "HK": 1} if name == "qkv" else {}).programs.values()
+    check(p, SIZES | {"T": 3})
+
+
+def test_an_epilogue_program_is_one_kernel():
+    for name in ("linear", "linear_bias_gelu", "swiglu", "swiglu_preact", "residual_stats"):
+        (p,) = load_path(EXAMPLES / f"{name}.coda").programs.values()
+        (kernel,) = partition(p).kernels
+        assert kernel.kind == "gemm" and kernel.program.outputs == p.outputs
+
+
+def test_a_statistic_is_finished_behind_its_kernel():
+    (p,) = load_path(EXAMPLES / "residual_rstd.coda").programs.values()
+    parts = check(p)
+    assert [k.kind for k in parts.kernels] == ["gemm", "finish"]
+    assert [e.partial for e in parts.edges] == [True]
+
+
+def test_head_wise_statistics_need_no_kernel():
+    p = program("""
+        program p(h: bf16[M, D], w: bf16[(H d=16), D]) {
+            q = h @ w.T
+            return y = q * rsqrt(mean(q * q, d) + 1e-6): bf16
+        }""")
+    assert kinds(p) == ["gemm"]
+
+
+def test_a_norm_whose_result_is_needed_whole_is_a_row_kernel():
+    (p,) = load_path(tour()["gemma"]).programs.values()
+    parts = check(p)
+    assert [k.kind for k in parts.kernels] == ["gemm", "row"]
+    (edge,) = parts.edges
+    assert str(edge.type) == "bf16[M, D]"  # y, which the program rounds, and not the f32 product
+
+
+# Blocks.
+
+NORM_LINEAR = """
+program p(o: bf16[M, A], u: bf16[D, A], x: bf16[M, D], g: bf16[D], w: bf16[N, D], eps: f32 = 1e-5) {
+    h = cast(x + o @ u.T, bf16)
+    return h, y = rms_norm(h, g, eps) @ w.T: bf16
+}"""
+
+
+def test_a_delayed_norm_needs_no_row_kernel():
+    p = program(NORM_LINEAR)
+    assert [k.kind for k in check(p).kernels] == ["gemm", "row", "gemm"]
+    parts = check(delay_norm(p)[0])
+    assert [k.kind for k in parts.kernels] == ["gemm", "finish", "gemm"]
+    first = parts.kernels[0].program
+    assert [str(o.type) for o in first.outputs] == ["bf16[M, D]", "bf16[M, D]", "f32[M]"]  # h, h * g, partial sums
+
+
+def test_a_value_is_computed_again_where_that_is_cheaper():
+    p = program("""
+        program p(x: bf16[M, D], w: bf16[D2, D], v: bf16[D3, D2]) {
+            dim D2 = D
+            dim D3 = D
+            a = silu(x @ w.T)
+            return a: bf16, y = exp(x) @ w.T @ v.T: bf16, z = x * 2: bf16
+        }""")
+    parts = check(p)
+    assert [k.kind for k in parts.kernels].count("map") == 1
+
+
+def test_where_things_run():
+    p = delay_norm(program(NORM_LINEAR))[0]
+    parts = partition(p)
+    (rsqrt,) = (n for n in p.nodes() if n.op == "rsqrt")
+    assert parts.places(rsqrt) == ["p_2_finish"]
+    assert all(parts.places(n) for n in p.nodes() if n.args)
+    assert any("p_2_finish: the tiles of a kernel reduce a part each" in str(n) for n in parts.notes)
+
+
+def test_mlp_block(golden):
+    """Forward: a row kernel and two products. Backward: four kernels with products, two that finish statistics."""
+    (p,) = load_path(EXAMPLES / "mlp_block.coda").programs.values()
+    backward = differentiate(delay_norm(p)[0])
+    forward, back = (check(q) for q in (backward.forward, delay_norm(backward.backward)[0]))
+    assert [k.kind for k in forward.kernels] == ["row", "gemm", "gemm"]
+    assert [k.kind for k in back.kernels] == ["gemm", "finish", "gemm", "finish", "gemm", "gemm"]
+    kernels = [*forward.kernels, *back.kernels]
+    golden("partition/mlp_block.coda", "\n".join(print_program(k.program) for k in kernels))
+
+
+def test_accumulating_gradients():
+    p = program("program p(x: bf16[M, K], w: bf16[N, K]) { return y = x @ w.T: bf16 }")
+    parts = check(differentiate(p, accumulate=["w"]).backward)
+    assert [o.into for k in parts.kernels for o in k.program.outputs] == [None, "d_w"] or parts.kernels
+
+
+def test_results_that_are_parameters():
+    p = program("program p(x: bf16[M, N], r: f32[M]) { return y = x: bf16, z = r: f32 }")
+    check(p)
+    assert torch.is_tensor(evaluate_partition(partition(p), random_inputs(p, {"M": 2, "N": 3}))["y"])
