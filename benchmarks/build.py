@@ -15,7 +15,9 @@ from pathlib import Path
 
 from benchmarks.workloads import PROGRAMS, WORKLOADS
 from coda.cli import main as coda
-from coda.target.plan import TILES
+from coda.frontend import load_path
+from coda.target import TILES, lower, parse_tile
+from coda.target.tiles import fits
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -26,7 +28,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=2)
     args = parser.parse_args(argv)
     args.folder.mkdir(parents=True, exist_ok=True)
-    wanted = [(name, tile, args.folder) for name, tile in itertools.product(args.workloads, args.tiles)]
+    plans = {name: lower(program) for name, program in load_path(PROGRAMS).programs.items()}
+    pairs = itertools.product(args.workloads, args.tiles)
+    wanted = [(name, tile, args.folder) for name, tile in pairs if fits(plans[name], parse_tile(tile))]
     with ProcessPoolExecutor(args.jobs) as pool:
         codes = list(pool.map(_build, wanted))
     return int(any(codes))

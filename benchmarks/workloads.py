@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.functional import gelu, silu
 
 PROGRAMS = Path(__file__).with_name("programs.coda")
+POSITIONS = 8192
 SHAPES = ((8192, 4096, 4096), (8192, 4096, 14336), (8192, 28672, 4096), (8192, 6144, 4096))
 
 
@@ -26,6 +27,10 @@ class Workload:
     name: str
     operands: tuple[str, ...]
     math: Callable[..., tuple[Tensor, ...]]
+    columns: int | None = None  # measured at this N only
+
+    def at(self, n: int) -> bool:
+        return self.columns in (None, n)
 
 
 def _gemm(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
@@ -56,6 +61,19 @@ def _swiglu_preact(x: Tensor, w: Tensor, r: Tensor) -> tuple[Tensor, ...]:
     return silu(gate) * up, z
 
 
+def _qkv_rope(x: Tensor, w: Tensor, r: Tensor, pos: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
+    """Llama 3's 32 heads of q, 8 of k and v, 128 columns each; q and k rotated by halves."""
+    z = (r[:, None] * (x @ w.T)).to(x.dtype).view(-1, 48, 128)
+    q, k, v = z.split([32, 8, 8], 1)
+    c, s = cos[pos][:, None].to(x.dtype), sin[pos][:, None].to(x.dtype)
+    return _rotate(q, c, s), _rotate(k, c, s), v.contiguous()
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    a, b = x.chunk(2, -1)
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+
+
 def _sum_of_squares(h: Tensor) -> Tensor:
     wide = h if h.dtype == torch.float64 else h.float()
     return (wide * wide).sum(-1)
@@ -70,6 +88,7 @@ WORKLOADS = {
         Workload("residual_stats_aux", ("x", "w", "residual", "gamma"), _residual_stats_aux),
         Workload("swiglu", ("x", "w", "r"), _swiglu),
         Workload("swiglu_preact", ("x", "w", "r"), _swiglu_preact),
+        Workload("qkv_rope", ("x", "w", "r", "pos", "cos", "sin"), _qkv_rope, columns=48 * 128),
     )
 }
 
@@ -81,6 +100,8 @@ def operands(m: int, n: int, k: int, seed: int, device: str) -> dict[str, Tensor
     def normal(*shape: int, scale: float = 1.0, dtype: torch.dtype = torch.bfloat16) -> Tensor:
         return (torch.randn(*shape, generator=generator, device=device) * scale).to(dtype)
 
+    frequencies = 500000.0 ** (-torch.arange(64, device=device) / 64)  # Llama 3's rope_theta
+    angles = torch.outer(torch.arange(POSITIONS, device=device).float(), frequencies)
     return {
         "x": normal(m, k),
         "w": normal(n, k, scale=k**-0.5),
@@ -88,6 +109,9 @@ def operands(m: int, n: int, k: int, seed: int, device: str) -> dict[str, Tensor
         "bias": normal(n),
         "gamma": 1 + normal(n, scale=0.1),
         "r": 0.5 + torch.rand(m, generator=generator, device=device),
+        "pos": torch.randint(POSITIONS, (m,), generator=generator, device=device, dtype=torch.int32),
+        "cos": angles.cos(),
+        "sin": angles.sin(),
     }
 
 
