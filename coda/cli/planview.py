@@ -10,7 +10,7 @@ from coda.ir import dim_size
 from coda.runtime.binding import evaluate_size
 from coda.target import Plan, Tile, variants
 from coda.target.legality import can_lower, partial_outputs
-from coda.target.plan import Major, Operand, Space, Store, Term
+from coda.target.plan import Major, Operand, Segment, Space, Store, Term
 from coda.target.requirements import View
 
 ALIGNMENT = 256  # of device allocations
@@ -61,6 +61,7 @@ def text(plan: Plan, tile: Tile) -> list[str]:
     launches = 1 + len(plan.finishings)
     rows = [("kernel", _product(plan), "f32 accumulation, one launch" if launches == 1 else f"{launches} launches")]
     rows.append(("tile", tile.name, f"{tile.schedule}, cluster {tile.cluster_m}x{tile.cluster_n}"))
+    rows += [("heads", f"{s.name}: {_heads(plan, s)}", _blocks(s)) for s in (plan.heads.segments if plan.heads else ())]
     rows += [("reads", _typed(plan, o.arg), _reads(o)) for o in plan.operands]
     rows += [("stores", _typed(plan, s.arg) if s.arg else f"workspace: {s.dtype}", _stores(s)) for s in plan.stores]
     for finishing in plan.finishings:
@@ -85,7 +86,23 @@ def _term(plan: Plan, term: Term) -> str:
     return f"{left} @ " + (weights[0] if len(weights) == 1 else f"[{', '.join(weights)}]")
 
 
+def _heads(plan: Plan, segment: Segment) -> str:
+    outputs = {plan.stores[piece.store].arg for block in segment.blocks for piece in block.pieces}
+    outputs |= {plan.stores[store].arg for _, store in segment.head_values}
+    count = "all heads" if segment.count is None else f"heads {segment.start} to {segment.start + segment.count - 1}"
+    return f"{count} to {', '.join(sorted(o for o in outputs if o))}"
+
+
+def _blocks(segment: Segment) -> str:
+    """How a head is worked on: a pass for its reductions, then its columns, partners together."""
+    first = [f"{n.op.removeprefix('reduce_')} over the head" for n in segment.reductions]
+    blocks = [" with ".join(f"{o}..{o + b.width - 1}" for o in b.offsets) for b in segment.blocks]
+    return "; ".join([*first, f"columns {', '.join(blocks)}"] if blocks else first)
+
+
 def _reads(operand: Operand) -> str:
+    if operand.gathered:
+        return "the row of the table at each row's position"
     through = ", prefetched by TMA" if operand.space is Space.TILE else ""
     return WHERE[operand.space] + through
 
