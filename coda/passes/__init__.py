@@ -1,0 +1,88 @@
+"""IR to IR, one pass a file. The order is here:
+
+    checked program
+      -> simplify       bitwise rewrites (simplify.py)
+      -> delay_norm     factors of whole rows move behind products (delay_norm.py, terms.py)
+      -> fold           vectors over contracted axes go into frozen weights (fold.py)
+      -> differentiate  where gradients are wanted (differentiate.py); save.py decides what the forward keeps
+      -> delay_norm     of the backward: dy.T @ (h * g) becomes (dy.T @ h) * g
+      -> join_sums      sums of reductions become reductions of sums (join_sums.py)
+      -> simplify
+      -> partition      kernels (partition.py): merge.py says which products one of them computes, schedule.py when
+
+A pass is a pure function from a program to a program, or to a program and notes: what it did, with a label, or why it
+did nothing (labels.py). ``prove.py`` shows that a rewrite is an identity over the reals. eager.py rounds as eager
+PyTorch does, lanes.py unrolls lane axes for the lowering.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from coda.ir import Program
+from coda.passes.delay_norm import delay_norm
+from coda.passes.differentiate import Backward, differentiate
+from coda.passes.fold import fold
+from coda.passes.join_sums import join_sums
+from coda.passes.labels import Note
+from coda.passes.partition import Partition, partition
+from coda.passes.simplify import simplify
+
+__all__ = ["Block", "Note", "Partition", "derive", "fuse", "optimize", "partition"]
+
+Rewrite = Callable[[Program], "Program | tuple[Program, tuple[Note, ...]]"]
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block program as kernels, forward and, where gradients are wanted, backward."""
+
+    program: Program  # as it was checked
+    forward: Partition
+    backward: Partition | None
+    gradients: Backward | None
+    notes: tuple[Note, ...]
+
+
+def rewrites(numerics: str) -> tuple[Rewrite, ...]:
+    """What a forward or backward program goes through, in order. Where rounding is eager, only what keeps every bit."""
+    if numerics == "eager":
+        return (simplify, lambda p: delay_norm(p, numerics))  # which says what it does not do
+    return (simplify, delay_norm, fold, join_sums, simplify)
+
+
+def optimize(program: Program, numerics: str = "fused") -> tuple[Program, tuple[Note, ...]]:
+    """A program after all rewrites, and what they did."""
+    notes: list[Note] = []
+    for apply in rewrites(numerics):
+        result = apply(program)
+        program, more = result if isinstance(result, tuple) else (result, ())
+        notes += more
+    return program, tuple(notes)
+
+
+def derive(
+    program: Program,
+    wrt: Sequence[str] | None = None,
+    *,
+    numerics: str = "fused",
+    memory: str = "auto",
+    accumulate: Collection[str] = (),
+) -> tuple[Backward, tuple[Note, ...]]:
+    """The rewritten forward and its derived, rewritten backward."""
+    forward, notes = optimize(program, numerics)
+    backward = differentiate(forward, wrt, memory=memory, accumulate=accumulate)
+    optimized, more = optimize(backward.backward, numerics)
+    return replace(backward, backward=optimized), (*notes, *backward.notes, *more)
+
+
+def fuse(program: Program, wrt: Sequence[str] | None = (), *, numerics: str = "fused", **options: Any) -> Block:
+    """The kernels of a block program. ``wrt`` names the parameters that want gradients, None all that can have one;
+    with no name there is no backward."""
+    if wrt is not None and not wrt:
+        forward, notes = optimize(program, numerics)
+        return Block(program, partition(forward), None, None, notes)
+    gradients, notes = derive(program, wrt, numerics=numerics, **options)
+    return Block(program, partition(gradients.forward), partition(gradients.backward), gradients, notes)

@@ -5,7 +5,7 @@ has to be in memory is then decided by bytes:
 
 * results, and operands of products, because the tensor cores read memory;
 * of what a later stage reads, the cheapest set of values from which it can be computed: a minimum cut, in which a
-  product is never and a reduction hardly ever computed again, and pointwise math always may be.
+  product or reduction is never computed again, and pointwise math always may be.
 
 A kernel is the set of stored values of one stage, with all that lies between them and what is in memory already:
 
@@ -28,10 +28,9 @@ from coda.passes.labels import Note
 from coda.passes.merge import Group, core, merge
 from coda.passes.mincut import vertex_cut
 from coda.passes.naming import Fresh, taken_names
-from coda.passes.schedule import Schedule, is_along_rows
+from coda.passes.schedule import LEAVES, Schedule, in_memory, is_reduction
 
 NOMINAL = 4096  # the size that a symbolic axis is assumed to have where costs are compared
-_LEAVES = {"input", "const", "index", "size"}
 _STEMS = {"dot": "acc", "rsqrt": "r", "reduce_mean": "mean", "reduce_sum": "sums"}
 
 
@@ -133,7 +132,7 @@ class _Partitioner:
         self.order: dict[str, int] = {}  # tensors, in the order in which they were first needed
 
     def run(self, notes: tuple[Note, ...]) -> Partition:
-        self.stored = self.in_memory()
+        self.stored = self.cut()
         self.host_maps()
         kernels = _in_order([k for roots in self.kernel_roots() for k in self.kernels(roots)])
         named = _named(kernels, self.program)
@@ -142,41 +141,18 @@ class _Partitioner:
 
     # What is in memory.
 
-    def in_memory(self) -> set[Node]:
+    def cut(self) -> set[Node]:
         """The values that some kernel stores."""
-        stored = {n for n in self.results if n.op not in _LEAVES}
-        stored |= {c for n in self.nodes if n.op == "dot" for c in map(core, n.args) if c.op not in _LEAVES}
+        stored = in_memory(self.program)
         across = [a for n in self.nodes for a in n.args if n.op != "dot" and self.crosses(a, n)]
-        around = [n for n in self.nodes if n not in stored and n.op not in _LEAVES]
-        edges = [(a, n) for n in around if not self.never_again(n) for a in n.args if a in around]
+        around = [n for n in self.nodes if n not in stored and n.op not in LEAVES]
+        edges = [(a, n) for n in around if not _is_never_again(n) for a in n.args if a in around]
         costs = {n: _bytes(n) for n in around}
-        sources = [n for n in around if self.never_again(n)]
+        sources = [n for n in around if _is_never_again(n)]
         return stored | set(vertex_cut(costs, edges, sources, [n for n in dict.fromkeys(across) if n in costs]))
 
     def crosses(self, operand: Node, node: Node) -> bool:
-        return operand.op not in _LEAVES and self.stage[operand] < self.stage[node]
-
-    def never_again(self, node: Node) -> bool:
-        """Products, and reductions but for those that a row kernel right behind does itself."""
-        if OPS[node.op].family != "reduce":
-            return node.op == "dot"
-        return not (node in self.late and self.only_for_rows(node))
-
-    def only_for_rows(self, reduction: Node) -> bool:
-        """Whether a statistic serves nothing but the row kernel behind its product."""
-        if not is_along_rows(reduction):
-            return False
-        pending, stage = [reduction], self.stage[reduction]
-        while pending:
-            n = pending.pop()
-            if n in self.results:
-                return False
-            for user in self.users[n]:
-                if user in self.late and self.stage[user] == stage:
-                    pending.append(user)
-                elif self.stage[user] != stage + 1:
-                    return False
-        return True
+        return operand.op not in LEAVES and self.stage[operand] < self.stage[node]
 
     def host_maps(self) -> None:
         """Move stored values of stage 0 into the epilogue of a product that reads all they need anyway."""
@@ -225,18 +201,24 @@ class _Partitioner:
     # Kernels.
 
     def kernel_roots(self) -> list[list[Node]]:
-        """The stored values of each kernel: those of one product stage, or of another stage and one space of axes."""
+        """The stored values of each kernel: those of one product stage, or of another stage and the same rows."""
         found: dict[tuple[int, frozenset[str]], list[Node]] = {}
-        leaves = [n for n in dict.fromkeys(self.results) if n.op in _LEAVES]
+        leaves = [n for n in dict.fromkeys(self.results) if n.op in LEAVES]
         for node in [*(n for n in self.nodes if n in self.stored), *leaves]:
             stage = self.stage[node]
-            space = frozenset[str]() if self.schedule.group(stage) else self.space(node)
-            found.setdefault((stage, space), []).append(node)
+            rows = frozenset[str]() if self.schedule.group(stage) else self.rows(node)
+            found.setdefault((stage, rows), []).append(node)
         return [roots for _, roots in sorted(found.items(), key=lambda item: item[0][0])]
 
-    def space(self, node: Node) -> frozenset[str]:
-        """The axes over which a kernel without product works to make a value."""
-        return max((n.type.names for n in self.closure([node])), key=lambda names: (len(names), sorted(names)))
+    def rows(self, node: Node) -> frozenset[str]:
+        """The axes over which the rows run of which a kernel makes a value: those of some product's left operand, if
+        they are among those it works over, else those of the value's slowest dim."""
+        widest = max((n.type for n in self.closure([node])), key=lambda t: len(t.axes))
+        for dot in self.nodes:
+            rows = core(dot.args[0]).type.dims[0] if dot.op == "dot" else ()
+            if rows and {a.name for a in rows} <= widest.names:
+                return frozenset(a.name for a in rows)
+        return frozenset(a.name for dim in node.type.dims[:1] for a in dim)
 
     def kernels(self, roots: list[Node]) -> list[Kernel]:
         """The kernel of some stored values, and the finish kernel behind it where some are late."""
@@ -279,12 +261,15 @@ class _Partitioner:
         """The tensor from which kernels read a stored value: an output of the program, or one made for it."""
         if node not in self.tensors:
             results = (o for o in self.program.outputs if o.value is node and o.into is None)
-            names = dict(self.program.names)
-            rounded = node.args[0] if node.op == "cast" else node
-            called = names.get(node) or names.get(rounded) or _STEMS.get(node.op, "t")
-            self.tensors[node] = next(results, None) or Output(self.fresh(called), node, node.type)
+            self.tensors[node] = next(results, None) or Output(self.fresh(self.called(node)), node, node.type)
             self.order[self.tensors[node].name] = len(self.order)
         return self.tensors[node]
+
+    def called(self, node: Node) -> str:
+        """What the source calls a value, or the one it is the rounding of."""
+        names = dict(self.program.names)
+        rounded = node.args[0] if node.op == "cast" else node
+        return names.get(node) or names.get(rounded) or _STEMS.get(node.op, "t")
 
     def writes(self, node: Node) -> list[Output]:
         """What a kernel stores of a value: every output of the program that it is, or else the tensor others read."""
@@ -297,13 +282,14 @@ class _Partitioner:
         """The unfinished form of a reduction: the program's own output of it, if there is one."""
         value = build("partial", reduction, span=reduction.span)
         own = next((o for o in self.program.outputs if o.value is value), None)
-        output = own or Output(self.fresh(f"{self.tensor(reduction).name}_partial"), value, value.type)
+        output = own or Output(self.fresh(f"{self.called(reduction)}_partial"), value, value.type)
         self.order[output.name] = len(self.order)
         return output
 
 
-def is_reduction(node: Node) -> bool:
-    return OPS[node.op].family == "reduce" and node.op != "partial"
+def _is_never_again(node: Node) -> bool:
+    """Whether a value is stored rather than computed a second time."""
+    return node.op == "dot" or OPS[node.op].family == "reduce"
 
 
 def _has_statistics(nodes: list[Node]) -> bool:

@@ -1,9 +1,10 @@
 """What the forward keeps for the backward, and what the backward computes again.
 
-A kept value costs its bytes once written and once read; a pointwise value computed again costs nothing that shows
-beside a product. So the values to keep are the cheapest set that separates what the gradients read from what must not
-be computed again: products (unless ``memory="low"``) and reductions. That is a minimum cut, weighted in bytes; of equal
-ones the one closest to the gradients is taken, so a preactivation is kept with its bias, and 1/rms, not the mean.
+A kept value costs its bytes, once read and once written (which a value that the program rounds is anyway, most of the
+time); a pointwise value computed again costs nothing that shows beside a product. So what to keep is the cheapest set
+that separates what the gradients read from what must not be computed again: products (unless ``memory="low"``) and
+reductions. That is a minimum cut, weighted in bytes; of equal ones the one closest to the gradients is taken, so a
+preactivation is kept with its bias, and 1/rms, not the mean.
 
 Parameters and outputs of the program cost nothing: they are there. A value of which an output is the rounding (``z``
 and the ``bf16`` it is returned as) is read from that output. A kept value is stored in the dtype of the matrices around
@@ -91,9 +92,10 @@ def _cheapest(program: Program, gradients: Program, there: dict[Node, Output], m
 
 
 def _bytes(node: Node) -> int:
+    """What it costs to keep a value: to read it, and to write it where the program does not do that anyway."""
     elements = node.type.elements
     elements = elements.subs({s: NOMINAL for s in elements.free_symbols})
-    return max(1, int(elements)) * stored_dtype(node).bytes
+    return max(1, int(elements)) * stored_dtype(node).bytes * (1 if node.op == "cast" else 2)
 
 
 def stored_dtype(node: Node) -> DType:

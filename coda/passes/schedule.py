@@ -7,6 +7,7 @@ whose epilogue computes it while the tile is in registers. Two things need more 
   statistics made of it (a mean, then 1/rms), which a finish kernel computes;
 * a matrix that reads a late value (``y * r`` with r from all of y) belongs to the odd stage behind the product. A
   kernel of an odd stage, or of stage 0, which depends on no product, owns whole rows: no row statistic is late there.
+  So a row statistic that such a kernel reads is left to it, also where others read it as well.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ import sympy
 
 from coda.ir import Node, Program
 from coda.ops import OPS
-from coda.passes.merge import Group
+from coda.passes.merge import Group, core
 
+LEAVES = {"input", "const", "index", "size"}
 LOCAL_COLUMNS = 256  # the widest static axis that a tile holds whole: a head, a block of a quantised row
 
 
@@ -31,11 +33,31 @@ class Schedule:
     groups: Sequence[Group]
     stage: dict[Node, int] = field(default_factory=dict)
     late: set[Node] = field(default_factory=set)
+    left_to_rows: set[Node] = field(default_factory=set)
 
     def __post_init__(self) -> None:
+        self.place_all()
+        self.left_to_rows = self.read_by_rows()
+        self.place_all()
+
+    def place_all(self) -> None:
         of_dot = {dot: 2 * i for i, group in enumerate(self.groups, 1) for dot in group.dots}
+        self.late.clear()
         for node in self.program.nodes():
             self.stage[node] = of_dot[node] if node in of_dot else self.place(node)
+
+    def read_by_rows(self) -> set[Node]:
+        """The late row statistics from which a kernel right behind their product computes what must be in memory."""
+        users, stored = self.program.users(), in_memory(self.program)
+        leads: set[Node] = set()
+        for node in reversed(self.program.nodes()):
+            stage = self.stage[node]
+            behind = stage % 2 == 1
+            if behind and (node in stored or any(u in leads and self.stage[u] == stage for u in users[node])):
+                leads.add(node)
+            if node in self.late and any(u in leads and self.stage[u] in (stage, stage + 1) for u in users[node]):
+                leads.add(node)
+        return {n for n in leads if n in self.late and is_reduction(n) and is_along_rows(n)}
 
     def group(self, stage: int) -> Group | None:
         """The products of an even stage."""
@@ -49,7 +71,9 @@ class Schedule:
             self.late.add(node)
         elif waiting:
             return stage + 1 if stage % 2 == 0 else stage + 2
-        elif OPS[node.op].family == "reduce" and node.op != "partial" and not self.in_one_block(node, stage):
+        elif node in self.left_to_rows:
+            return stage + 1
+        elif is_reduction(node) and not self.in_one_block(node, stage):
             self.late.add(node)
         return stage
 
@@ -60,6 +84,16 @@ class Schedule:
         if width.is_Integer and width <= LOCAL_COLUMNS and is_along_rows(reduction):
             return True
         return (stage == 0 or stage % 2 == 1) and is_along_rows(reduction)
+
+
+def in_memory(program: Program) -> set[Node]:
+    """What must be in memory however the program is cut: results, and operands of products."""
+    operands = {core(a) for n in program.nodes() if n.op == "dot" for a in n.args}
+    return {n for n in operands | {o.value for o in program.outputs} if n.op not in LEAVES}
+
+
+def is_reduction(node: Node) -> bool:
+    return OPS[node.op].family == "reduce" and node.op != "partial"
 
 
 def is_along_rows(reduction: Node) -> bool:

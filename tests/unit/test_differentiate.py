@@ -21,7 +21,8 @@ from tests.gradients import autograd, check_gradients, check_text, joined
 from tests.programs import tour
 from tests.support import program
 
-EXAMPLES = {p.stem: p for p in sorted((Path(__file__).parents[2] / "examples").glob("*.coda"))}
+FILES = sorted((Path(__file__).parents[2] / "examples").glob("*.coda"))
+EXAMPLES = {p.stem: p for p in FILES if not p.stem.endswith("_block") or p.stem == "mlp_block"}  # see test_blocks.py
 SIZES = {n: s for n, s in zip("MNKDFAVP", (3, 8, 5, 8, 4, 8, 7, 6), strict=True)}
 TABLES = {"qkv": ["h", "r", "w", "qg", "kg"], "qkv_rope": ["h", "r", "w"]}  # cos[pos] has no derivative in cos
 
