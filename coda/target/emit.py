@@ -8,17 +8,15 @@ kernel of it for each tile variant. ``device_source`` is the whole translation u
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from coda.dtypes import BF16, F16, F32, DType
-from coda.errors import CodaError, Diagnostic
+from coda.dtypes import BF16, F16, F32
 from coda.ir import Node
-from coda.ops import OPS
 from coda.ops.reduce import REDUCTIONS
 from coda.target.lower import is_leaf, walk
 from coda.target.plan import Finishing, Lanes, Operand, Plan, Space, Store, Variant
+from coda.target.scalars import Scope, cpp_type, literal
 
 Lines = dict[Space, list[str]]  # C++ by the space it is computed in
 
@@ -68,79 +66,6 @@ def _kernel(variant: Variant) -> str:
         f"CODA_KERNEL({variant.symbol}, {variant.plan.name}::Visitor, {t.m}, {t.n}, {cooperative}, "
         f"{t.cluster_m}, {t.cluster_n}, {variant.chunk})"
     )
-
-
-# ---- scalar expressions ----
-
-
-def cpp_type(dtype: DType) -> str:
-    """The type arithmetic uses for a storage dtype."""
-    if dtype.kind == "float":
-        return "float"
-    return {"i64": "int64_t", "bool": "bool"}.get(dtype.name, "int32_t")
-
-
-def literal(value: float | int | bool, type_: str) -> str:
-    """A C++ literal of an arithmetic type."""
-    if type_ == "bool":
-        return "true" if value else "false"
-    if type_ != "float":
-        return f"{type_}({int(value)})"
-    value = float(value)
-    if math.isnan(value):
-        return "NAN"
-    if math.isinf(value):
-        return "INFINITY" if value > 0 else "(-INFINITY)"
-    text = repr(value) if "e" in repr(value) or "." in repr(value) else repr(value) + ".0"
-    return f"({text}f)" if text.startswith("-") else f"{text}f"
-
-
-@dataclass
-class Scope:
-    """Names of values as they are written: a node is emitted once, as a constant, in dependency order."""
-
-    names: dict[Node, str] = field(default_factory=dict)
-    words: dict[Node, str] = field(default_factory=dict)  # 16-bit casts in the tile: the packed memory word
-
-    def value(self, node: Node, type_: str) -> str:
-        """The node as an operand of arithmetic type ``type_``."""
-        if node.op == "const":
-            return literal(node.attr("value"), type_)
-        name = self.names[node]
-        return name if cpp_type(node.dtype) == type_ else f"coda::convert<{type_}>({name})"
-
-    def expression(self, node: Node) -> str:
-        """The C++ of one pointwise node or cast over the names of its operands."""
-        if node.op in ("layout", "partial"):
-            return self.names[node.args[0]]
-        if node.op == "cast":
-            return self._cast(node)
-        if node.op == "size" and node.attr("expr").is_Integer:
-            return literal(int(node.attr("expr")), "int64_t")
-        record = OPS[node.op]
-        if record.cpp is None:
-            raise CodaError([Diagnostic(f"'{node.op}' is not lowered in this release", node.span)])
-        return record.cpp.format(*self._operands(node))
-
-    def _operands(self, node: Node) -> list[str]:
-        if node.op == "where":
-            result = cpp_type(node.dtype)
-            return [self.value(node.args[0], "bool")] + [self.value(a, result) for a in node.args[1:]]
-        if node.dtype.kind == "bool":  # a comparison: in the common type of its operands
-            kinds = {cpp_type(a.dtype) for a in node.args if a.op != "const"} or {"float"}
-            common = kinds.pop() if len(kinds) == 1 else "float" if "float" in kinds else "int64_t"
-            if any(a.dtype.kind == "float" for a in node.args):
-                common = "float"
-            return [self.value(a, common) for a in node.args]
-        return [self.value(a, cpp_type(node.dtype)) for a in node.args]
-
-    def _cast(self, node: Node) -> str:
-        source = self.value(node.args[0], "float" if node.dtype.kind == "float" else cpp_type(node.dtype))
-        if node.dtype.kind != "float" or node.dtype is F32:
-            return source
-        if node.attr("saturate"):
-            source = f"coda::saturate<{node.dtype.cpp}>({source})"
-        return f"coda::round<{node.dtype.cpp}>({source})"
 
 
 # ---- the body ----
