@@ -17,7 +17,7 @@ from benchmarks.workloads import PROGRAMS, WORKLOADS
 from coda.cli import main as coda
 from coda.frontend import load_path
 from coda.target import TILES, lower, parse_tile
-from coda.target.tiles import fits
+from coda.target.legality import legal_tile
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -30,7 +30,7 @@ def main(argv: list[str] | None = None) -> int:
     args.folder.mkdir(parents=True, exist_ok=True)
     plans = {name: lower(program) for name, program in load_path(PROGRAMS).programs.items()}
     pairs = itertools.product(args.workloads, args.tiles)
-    wanted = [(name, tile, args.folder) for name, tile in pairs if fits(plans[name], parse_tile(tile))]
+    wanted = [(name, tile, args.folder) for name, tile in pairs if legal_tile(parse_tile(tile), plans[name])]
     with ProcessPoolExecutor(args.jobs) as pool:
         codes = list(pool.map(_build, wanted))
     return int(any(codes))

@@ -205,8 +205,8 @@ inline coda::Output bind_output(Frame const& f, Store const& spec) {
 
 // Partials in the workspace, [count][length]: for rows, length runs along the rows and count along the tile columns.
 inline coda::Output partial_output(void* at, Store const& spec, int64_t length) {
-  bool of_rows = spec.kind == StoreKind::kRow;
-  return {at, of_rows ? 1 : length, of_rows ? length : 1, 0, 0};
+  bool of_columns = spec.kind == StoreKind::kColumn;  // else rows: their partials, or a pick of each
+  return {at, of_columns ? length : 1, of_columns ? 1 : length, 0, 0};
 }
 
 inline coda::Operand partial_operand(void* at, StoreKind kind, int64_t length) {

@@ -28,10 +28,21 @@ CASES = (  # d, f, heads of q, of k, order, dtypes of positions and tables, tile
     (128, 64, 4, 2, BHTD, "i32", "f32", "128x128"),
     (128, 64, 8, 1, BTHD, "i64", "bf16", "128x256_coop"),
     (64, 32, 5, 1, FLAT, "i32", "f32", "128x128"),
-    (64, 16, 4, 2, BHTD, "i32", "f32", "128x192"),
+    (64, 16, 4, 2, BHTD, "i32", "f32", "128x128"),
+    (64, 32, 4, 2, BTHD, "i32", "f32", "128x192"),
     (96, 48, 3, 3, BTHD, "i32", "f32", "128x192"),
     (256, 128, 2, 1, BHTD, "i32", "f32", "128x256_coop"),
 )
+
+
+def warm_or_skip(call: coda.CompiledProgram) -> None:
+    """Build the kernel; a variant that the build rejects, for it would spill inside the k-loop, is skipped."""
+    try:
+        call.warmup("cuda")
+    except coda.CodaError as error:
+        if "spills registers inside its k-loop" not in str(error):
+            raise
+        pytest.skip(str(error))
 
 
 @pytest.mark.parametrize("optional", [True, False], ids=("all", "bare"))
@@ -43,6 +54,7 @@ def test_qk_norm_rope_split(case, optional: bool) -> None:
     for seed, (b, t, k) in enumerate(((1, 1, 64), (3, 57, 136), (2, 300, 64))):
         sizes = {"B": b, "T": t, "D": k, "P": 500}
         call = coda.compile(program, tile=tile, fallback="strict", B=b, T=t)
+        warm_or_skip(call)
         inputs = random_inputs(program, sizes, seed, "cuda", optional=optional)
         inputs["pos"] = torch.randint(0, 500, (b * t,), device="cuda").to(inputs["pos"].dtype)
         out = poisoned_outputs(program, sizes, "cuda")

@@ -14,7 +14,6 @@ from coda.runtime.compare import compare
 from coda.runtime.inputs import poisoned_outputs, random_inputs
 from coda.target import TILES, lower
 from coda.target.legality import legal_tile
-from coda.target.tiles import fits
 
 SPECIAL = Path(__file__).parents[1] / "programs" / "lowering" / "special.coda"
 PROGRAMS = (
@@ -33,7 +32,7 @@ def module() -> dict[str, Program]:
 def compiled(name: str, tile: str) -> coda.CompiledProgram:
     program = module()[name]
     (chosen,) = (t for t in TILES if t.name == tile)
-    if not (legal_tile(chosen) and fits(lower(program), chosen)):
+    if not legal_tile(chosen, lower(program)):
         pytest.skip(f"{tile} is not a tile for {name}")
     call = coda.compile(program, tile=tile, fallback="strict")
     try:
