@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "launch.h"
+#include "quantize.h"
 #include "scalar.h"
 
 namespace coda {

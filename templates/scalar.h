@@ -182,7 +182,7 @@ CODA_LIFT_UNARY(quick_gelu)
 CODA_LIFT_UNARY(softplus)
 CODA_LIFT_UNARY(hardswish)
 
-// ---- rounding to 16-bit storage, and back: pack<D> makes the memory word of two columns ----
+// ---- rounding to 16-bit storage, and back: pack<D> makes the memory word of two columns (8 bits: quantize.h) ----
 template <class D> struct Storage;
 
 template <> struct Storage<bf16> {
@@ -236,6 +236,8 @@ template <> struct Storage<f16> {
 
 template <class D> CODA_FN uint32_t pack(Two<float> a) { return Storage<D>::pack(a.x, a.y); }
 template <class D> CODA_FN uint32_t pack(float a) { return Storage<D>::pack(a, a); }
+template <class D> CODA_FN uint32_t pack_saturated(Two<float> a) { return Storage<D>::pack_saturated(a.x, a.y); }
+template <class D> CODA_FN uint32_t pack_saturated(float a) { return Storage<D>::pack_saturated(a, a); }
 template <class D> CODA_FN Two<float> unpack(uint32_t w) { return {Storage<D>::lo(w), Storage<D>::hi(w)}; }
 template <class D> CODA_FN float round(float a) { return Storage<D>::lo(Storage<D>::pack(a, 0.0f)); }
 template <class D> CODA_FN Two<float> round(Two<float> a) { return unpack<D>(pack<D>(a)); }

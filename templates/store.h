@@ -1,7 +1,7 @@
 // Sinks: results go from registers to memory, 16 bytes a lane where the output allows it.
 //
 // Positions: a thread holds, for each group j of eight columns and each row half rr, two neighbouring columns
-// 8j + 2q, q = lane & 3; words[2 * j + rr] is that pair of 16-bit values.
+// 8j + 2q, q = lane & 3; words[2 * j + rr] is that pair of 16-bit values, or of 8-bit values in the low half.
 #pragma once
 #include <cutlass/cutlass.h>
 
@@ -52,10 +52,10 @@ template <class T> CUTLASS_DEVICE T* adjacent(Output const& o, int64_t row_offse
   return static_cast<T*>(o.data) + (row_offset + lane * o.lane) + column;
 }
 
-CUTLASS_DEVICE uint16_t first_of(uint32_t w) { return uint16_t(w); }
-CUTLASS_DEVICE uint16_t second_of(uint32_t w) { return uint16_t(w >> 16); }
-CUTLASS_DEVICE float first_of(Two<float> v) { return v.x; }
-CUTLASS_DEVICE float second_of(Two<float> v) { return v.y; }
+template <class T> CUTLASS_DEVICE T first_of(uint32_t w) { return T(w); }
+template <class T> CUTLASS_DEVICE T second_of(uint32_t w) { return T(w >> 8 * sizeof(T)); }
+template <class T> CUTLASS_DEVICE T first_of(Two<float> v) { return v.x; }
+template <class T> CUTLASS_DEVICE T second_of(Two<float> v) { return v.y; }
 
 // One element at a time: any strides, any width.
 template <class T, class Value, int kPairs>
@@ -67,8 +67,8 @@ CUTLASS_DEVICE void store_scattered(Output const& o, int lane, Value const (&val
     CUTLASS_PRAGMA_UNROLL
     for (int j = 0; j < kPairs / 2; ++j, column += 8, p += 8 * o.column) {
       bool const inside = at.row + 8 * rr < at.rows;
-      if (inside && column < at.columns) p[0] = first_of(values[2 * j + rr]);
-      if (inside && column + 1 < at.columns) p[o.column] = second_of(values[2 * j + rr]);
+      if (inside && column < at.columns) p[0] = first_of<T>(values[2 * j + rr]);
+      if (inside && column + 1 < at.columns) p[o.column] = second_of<T>(values[2 * j + rr]);
     }
   }
 }
@@ -113,6 +113,47 @@ CUTLASS_DEVICE void store16_interleaved(Output const& o, uint32_t const (&first)
     uint2 const v = make_uint2(__byte_perm(first[i], second[i], 0x5410), __byte_perm(first[i], second[i], 0x7632));
     if (row < at.rows && column < at.columns) 
       *reinterpret_cast<uint2*>(adjacent<uint16_t>(o, at.offset[i & 1], 2 * column, 0)) = v;
+  }
+}
+
+// A step of one lane of an 8-bit output.
+template <int kColumns>
+CUTLASS_DEVICE void store8(Output const& o, int lane, uint32_t const (&words)[kColumns / 4], StepPosition const& at) {
+  if (!o.vector) return store_scattered<uint8_t>(o, lane, words, at);
+  if constexpr (kColumns == 32) {  // 16 rows x 32 bytes: lane q stores half q & 1 of row half q >> 1
+    uint32_t r[4] = {words[0] | words[2] << 16, words[4] | words[6] << 16, words[1] | words[3] << 16,
+                     words[5] | words[7] << 16};
+    transpose4(r, at.q);  // r[i]: columns 2i, 2i + 1 and 8 + 2i, 8 + 2i + 1 of the half
+    int const row = at.row + 8 * (at.q >> 1), column = at.column + 16 * (at.q & 1);
+    if (row < at.rows && column < at.columns)
+      *reinterpret_cast<uint4*>(adjacent<uint8_t>(o, at.q & 2 ? at.offset[1] : at.offset[0], column, lane)) =
+          make_uint4(__byte_perm(r[0], r[1], 0x5410), __byte_perm(r[2], r[3], 0x5410), __byte_perm(r[0], r[1], 0x7632),
+                     __byte_perm(r[2], r[3], 0x7632));
+  } else {  // 16 rows x 16 bytes, half of it a lane
+    static_assert(kColumns == 16);
+    uint32_t r[4] = {words[0], words[2], words[1], words[3]};
+    transpose4(r, at.q);
+    int const row = at.row + 8 * (at.q >> 1), column = at.column + 8 * (at.q & 1);
+    if (row < at.rows && column < at.columns)
+      *reinterpret_cast<uint2*>(adjacent<uint8_t>(o, at.q & 2 ? at.offset[1] : at.offset[0], column, lane)) =
+          make_uint2(__byte_perm(r[0], r[1], 0x5410), __byte_perm(r[2], r[3], 0x5410));
+  }
+}
+
+// Both lanes of an interleaved 8-bit output: four bytes a thread, 16 a quad.
+template <int kColumns>
+CUTLASS_DEVICE void store8_interleaved(Output const& o, uint32_t const (&first)[kColumns / 4],
+                                       uint32_t const (&second)[kColumns / 4], StepPosition const& at) {
+  if (!o.vector) {
+    store_scattered<uint8_t>(o, 0, first, at);
+    return store_scattered<uint8_t>(o, 1, second, at);
+  }
+  CUTLASS_PRAGMA_UNROLL
+  for (int i = 0; i < kColumns / 4; ++i) {
+    int const row = at.row + 8 * (i & 1), column = at.column + 8 * (i >> 1) + 2 * at.q;
+    if (row < at.rows && column < at.columns)
+      *reinterpret_cast<uint32_t*>(adjacent<uint8_t>(o, at.offset[i & 1], 2 * column, 0)) =
+          __byte_perm(first[i], second[i], 0x5140);
   }
 }
 

@@ -186,8 +186,7 @@ def _results(plan: Plan) -> list[tuple[int, int, Store]]:
 
 
 def _as_floats(store: Store, name: str) -> str:
-    packed = store.kind == "tile" and store.dtype.bits == 16
-    return f"coda::unpack<{store.dtype.cpp}>(result.{name})" if packed else f"result.{name}"
+    return f"coda::unpack<{store.dtype.cpp}>(result.{name})" if store.is_packed else f"result.{name}"
 
 
 # -- running ---------------------------------------------------------------------------------------------------------
@@ -385,7 +384,8 @@ def exact_operand(generator: torch.Generator, *shape: int, dtype: torch.dtype = 
 
 
 def bits(x: Tensor) -> Tensor:
-    """The bit patterns of a float tensor, with one pattern for all NaN."""
+    """The bit patterns of a tensor (8-bit ones widened to f32), with one pattern for all NaN."""
+    x = x.float() if x.element_size() == 1 else x
     one_nan = torch.where(x.isnan(), torch.full_like(x, float("nan")), x)
     return one_nan.contiguous().view({2: torch.int16, 4: torch.int32}[x.element_size()])
 

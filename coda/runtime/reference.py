@@ -23,12 +23,14 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from coda.dtypes import DType, torch_dtype
+from coda.dtypes import F8E4M3, DType, torch_dtype
 from coda.errors import CodaError
 from coda.ir import Axis, Node, Output, Param, Program, Size
 from coda.ops import OPS
 from coda.runtime.binding import bind, check_operands, evaluate_size, is_broadcast_vector, shapes_of, type_shape
 from coda.runtime.philox import uniform
+
+E4M3_OVERFLOW = 464.0  # rounds to 448, the largest value; anything above rounds to 480, whose code is NaN
 
 Value: TypeAlias = "Tensor | float | int | None"
 
@@ -159,6 +161,8 @@ class Context:
         if saturate:
             limits = (torch.finfo if dtype.kind == "float" else torch.iinfo)(torch_dtype(dtype))
             x = x.clamp(limits.min, limits.max)
+        elif dtype is F8E4M3 and not self.exact:  # the format has no infinity; torch saturates or not, by version
+            x = torch.where(x.abs() > E4M3_OVERFLOW, float("nan"), x)
         if dtype.kind == "int":
             return (x.round() if x.is_floating_point() else x).to(torch_dtype(dtype))
         return x.to(self.arithmetic) if self.exact else x.to(torch_dtype(dtype)).to(self.arithmetic)

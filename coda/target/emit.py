@@ -16,7 +16,7 @@ from coda.ir import Node
 from coda.ops.reduce import REDUCTIONS
 from coda.target.lower import is_leaf, walk
 from coda.target.plan import Finishing, Lanes, Operand, Plan, Space, Store, Variant
-from coda.target.scalars import Scope, cpp_type, literal
+from coda.target.scalars import Scope, cpp_type, is_packed, literal, pack, unpack
 
 Lines = dict[Space, list[str]]  # C++ by the space it is computed in
 
@@ -147,13 +147,11 @@ def _emit_node(placed: _Placed, scope: Scope, node: Node, space: Space, name: st
         expression = _load(placed.plan, node, space)
     elif node.op == "index":
         expression = "int64_t(m)" if space is Space.ROW else "{int64_t(n), int64_t(n) + 1}"
-    elif space is Space.TILE and node.op == "cast" and node.dtype.bits == 16:
-        source = scope.value(node.args[0], "float")
-        if node.attr("saturate"):
-            source = f"coda::saturate<{node.dtype.cpp}>({source})"
+    elif space is Space.TILE and node.op == "cast" and is_packed(node.dtype):
         word = scope.words[node] = f"w{name[1:]}"
-        code[space].append(f"uint32_t const {word} = coda::pack<{node.dtype.cpp}>({source});")
-        expression = f"coda::unpack<{node.dtype.cpp}>({word})"
+        source = scope.value(node.args[0], "float")
+        code[space].append(f"uint32_t const {word} = {pack(node.dtype, source, node.attr('saturate'))};")
+        expression = unpack(node.dtype, word)
     else:
         expression = scope.expression(node)
         if space in (Space.COLUMN, Space.TILE):
@@ -191,9 +189,9 @@ def _results(plan: Plan, scope: Scope) -> tuple[list[str], list[str]]:
             if _is_index(store, lane):
                 fields.append(f"int64_t {name};")
                 values.append(scope.value(node, "int64_t"))
-            elif store.kind == "tile" and store.dtype.bits == 16:
+            elif store.is_packed:
                 fields.append(f"uint32_t {name};")
-                values.append(scope.words.get(node) or f"coda::pack<{store.dtype.cpp}>({scope.value(node, 'float')})")
+                values.append(scope.words.get(node) or pack(store.dtype, scope.value(node, "float")))
             else:
                 fields.append(f"coda::Two<float> {name};")
                 values.append(f"coda::spread({scope.value(node, 'float')})")
@@ -359,7 +357,7 @@ def _kept(k: int, store: Store, i: int) -> str:
     """The declaration of an array that holds a value of a store over the step."""
     if _is_index(store, i):
         return f"int64_t {result_name(k, i)}[2]"
-    type_ = "uint32_t" if store.kind == "tile" and store.dtype.bits == 16 else "coda::Two<float>"
+    type_ = "uint32_t" if store.is_packed else "coda::Two<float>"
     return f"{type_} {result_name(k, i)}[2 * S::kGroups]"
 
 
@@ -373,16 +371,10 @@ def _sink(k: int, store: Store) -> list[str]:
     if store.kind == "column":
         call = f"coda::store_column_partials<{_combiner(store)}, 8 * S::kGroups>"
         return [f"{call}(p.outputs[{k}], {names[0]}, s.at, band, lane);"]
-    if store.dtype.bits == 16 and store.lanes is Lanes.INNER:
-        return [
-            f"coda::store16_interleaved<8 * S::kGroups>(p.outputs[{k}], {names[0]}, {names[1]}, "
-            f"coda::at_rows(p.outputs[{k}], s.at));"
-        ]
-    sink = "store16" if store.dtype.bits == 16 else "store32"
-    return [
-        f"coda::{sink}<8 * S::kGroups>(p.outputs[{k}], {i}, {name}, coda::at_rows(p.outputs[{k}], s.at));"
-        for i, name in enumerate(names)
-    ]
+    sink, at = f"store{store.dtype.bits}", f"coda::at_rows(p.outputs[{k}], s.at)"
+    if store.is_packed and store.lanes is Lanes.INNER:
+        return [f"coda::{sink}_interleaved<8 * S::kGroups>(p.outputs[{k}], {names[0]}, {names[1]}, {at});"]
+    return [f"coda::{sink}<8 * S::kGroups>(p.outputs[{k}], {i}, {name}, {at});" for i, name in enumerate(names)]
 
 
 def _store_rows(plan: Plan) -> list[str]:

@@ -10,9 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from coda.ir import Node
-from coda.target.emit import Scope, cpp_type, operand_traits
+from coda.target.emit import operand_traits
 from coda.target.heads import HeadLowering, fail
 from coda.target.plan import Block, Plan, Segment
+from coda.target.scalars import Scope, cpp_type, is_packed, pack, unpack
 
 _COMBINER = {"sum": "coda::Sum", "mean": "coda::Sum", "max": "coda::Max", "min": "coda::Min"}
 BAR = "    "
@@ -135,13 +136,11 @@ class HeadEmitter:
             if (gather := self._gather(node)) is not None and self.lowering.is_leaf(node):
                 begin, column = self.gathered[gather], self.lowering.cut(node).column
                 expression = f"coda::load_gathered<{self._dtype(node)}>(in[{self.index(node)}], {begin}, i + {column})"
-            elif node.op == "cast" and node.dtype.bits == 16:
-                source = self.scope.value(node.args[0], "float")
-                if node.attr("saturate"):
-                    source = f"coda::saturate<{node.dtype.cpp}>({source})"
-                self.scope.words[node] = f"w{len(lines)}"
-                lines.append(f"uint32_t const w{len(lines)} = coda::pack<{node.dtype.cpp}>(coda::spread({source}));")
-                name, expression = f"v{len(lines)}", f"coda::unpack<{node.dtype.cpp}>({self.scope.words[node]})"
+            elif node.op == "cast" and is_packed(node.dtype):
+                source = f"coda::spread({self.scope.value(node.args[0], 'float')})"
+                word = self.scope.words[node] = f"w{len(lines)}"
+                lines.append(f"uint32_t const {word} = {pack(node.dtype, source, node.attr('saturate'))};")
+                name, expression = f"v{len(lines)}", unpack(node.dtype, word)
             else:
                 expression = f"coda::spread({self.scope.expression(node)})"
             self.scope.names[node] = name
@@ -280,12 +279,10 @@ class HeadEmitter:
         members, returns = [], []
         for k, piece in enumerate(block.pieces):
             dtype = self.plan.stores[piece.store].dtype
-            if dtype.bits == 16:
+            if self.plan.stores[piece.store].is_packed:
                 members.append(f"uint32_t piece{k};")
                 value = self.scope.words.get(piece.value)
-                returns.append(
-                    value or f"coda::pack<{dtype.cpp}>(coda::spread({self.scope.value(piece.value, 'float')}))"
-                )
+                returns.append(value or pack(dtype, f"coda::spread({self.scope.value(piece.value, 'float')})"))
             else:
                 members.append(f"coda::Two<float> piece{k};")
                 returns.append(f"coda::spread({self.scope.value(piece.value, 'float')})")
@@ -365,7 +362,7 @@ class HeadEmitter:
         return [*lines, "  }"]
 
     def _steps(self, segment: Segment, number: int, block: Block, offset: str) -> list[str]:
-        kept = ["uint32_t" if self.plan.stores[p.store].dtype.bits == 16 else "coda::Two<float>" for p in block.pieces]
+        kept = ["uint32_t" if self.plan.stores[p.store].is_packed else "coda::Two<float>" for p in block.pieces]
         products = "".join(f", v.pair({o // 8} + first / 8 + j, rr)" for o in block.offsets)
         lines = [
             f"    coda::for_steps<{block.width}>([&](auto width, int first) {{",
@@ -384,7 +381,7 @@ class HeadEmitter:
             "      }",
         ]
         for k, piece in enumerate(block.pieces):
-            sink = "store16" if self.plan.stores[piece.store].dtype.bits == 16 else "store32"
+            sink = f"store{self.plan.stores[piece.store].dtype.bits}"
             rows = f"{{rows{piece.store}[0], rows{piece.store}[1]}}"
             at = f"{{row, first + {piece.offset}, p.m, {self.heads.dim}, q, {rows}}}"
             lines.append(f"      coda::{sink}<kWidth>(p.outputs[{piece.store}], g, piece{k}, coda::StepPosition{at});")

@@ -10,13 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from coda.dtypes import BF16, F16, F32
 from coda.errors import CodaError, Diagnostic
 from coda.ir import Axis, Dim, Node, Output, Program, Size, topological
 from coda.ops import build
-from coda.target.plan import Block, Heads, Operand, Piece, Segment, Space, Store, Walk
-
-STORED = (BF16, F16, F32)
+from coda.target.plan import FLOATS, STORED, Block, Heads, Operand, Piece, Segment, Space, Store, Walk, dtype_list
 
 
 def fail(message: str, node: Node | None = None, hint: str | None = None) -> CodaError:
@@ -207,9 +204,11 @@ class HeadLowering:
     # ---- tensors ----
 
     def _store(self, output: Output, kind: str) -> int:
-        if output.type.dtype not in STORED:
+        stored = STORED if kind == "tile" else FLOATS
+        if output.type.dtype not in stored:
+            what = "elements" if kind == "tile" else "values of a head"
             raise fail(
-                f"output '{output.name}' is {output.type.dtype}; a head-wise epilogue stores bf16, f16 and f32",
+                f"output '{output.name}' is {output.type.dtype}; {what} are stored in {dtype_list(stored)}",
                 output.value,
             )
         self.stores.append(

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from coda.dtypes import BF16, BOOL, F16, F32, I32, I64
+from coda.dtypes import BOOL, F32, I32, I64, S8
 from coda.errors import CodaError
 from coda.ir import Dim, Node, Output, Param, Program, Size, dim_size, rewrite, topological
 from coda.ops import OPS, build
@@ -19,11 +19,9 @@ from coda.ops.reduce import REDUCTIONS
 from coda.passes.lanes import lane_axes, unroll_lanes
 from coda.passes.parts import push_parts
 from coda.target.heads import HeadLowering, is_head_wise
-from coda.target.plan import Arg, Finishing, Lanes, Operand, Plan, Space, Store
+from coda.target.plan import FLOATS, STORED, Arg, Finishing, Lanes, Operand, Plan, Space, Store, dtype_list
 from coda.target.product import fail as _fail
 from coda.target.product import find_product, lane_order
-
-_FLOATS = (BF16, F16, F32)  # what a tile is stored and prefetched in
 
 
 def lower(program: Program) -> Plan:
@@ -133,7 +131,7 @@ class _Lowering:
     def _check_tile_operand(self, operand: Operand) -> None:
         """TMA fetches rows of 16- and 32-bit floats, of one lane at a time."""
         param = self.program.param(operand.arg)
-        if operand.dtype not in _FLOATS:
+        if operand.dtype not in FLOATS:
             raise _fail(
                 f"operand '{param.name}' is {operand.dtype} over the whole tile; "
                 "this release prefetches bf16, f16 and f32", param,
@@ -233,7 +231,8 @@ class _Lowering:
                 "release", node, "pass the positions as an operand",
             )  # fmt: skip
         if node.op == "cast" and not _is_rounding(node):
-            raise _fail(f"a cast from {node.args[0].dtype} to {node.dtype} is lowered in a later release", node)
+            hint = "write cast(x, s8, saturate)" if node.dtype is S8 else None
+            raise _fail(f"a cast from {node.args[0].dtype} to {node.dtype} is lowered in a later release", node, hint)
         if node.op == "pick" and self.space(node.args[0]) is not Space.TILE and not self._is_table(node.args[0]):
             raise _fail("'pick' selects from a value over the tile, or from a parameter over its columns", node)
         if OPS[node.op].cpp is None and not is_leaf(node) and node not in self.products and node.op not in _STRUCTURE:
@@ -254,7 +253,7 @@ class _Lowering:
                 self._check_expressible(node)
 
     def _check_readable(self, param: Param) -> None:
-        if param.type.dtype not in (*_FLOATS, I64, I32, BOOL):
+        if param.type.dtype not in (*FLOATS, I64, I32, BOOL):
             raise _fail(
                 f"operand '{param.name}' is {param.type.dtype}; an epilogue reads bf16, f16, f32, i64, i32 and bool",
                 param,
@@ -271,8 +270,10 @@ class _Lowering:
                 f"output '{output.name}' is one value{each}, not one for each element of the product", value,
                 "return it over the whole tile, or reduce over the other axis",
             )  # fmt: skip
-        if output.type.dtype not in _FLOATS:
-            raise _fail(f"output '{output.name}' is {output.type.dtype}; this release stores bf16, f16 and f32", value)
+        if output.type.dtype not in STORED:
+            raise _fail(
+                f"output '{output.name}' is {output.type.dtype}; elements are stored in {dtype_list(STORED)}", value
+            )
         return Store("tile", tuple(values), output.type.dtype, output.name, lanes, row_dim, column_dim)
 
     def _nested_totals(self, program: Program) -> Program:
@@ -386,7 +387,7 @@ class _Lowering:
         kept: tuple[Node, ...] = (),
     ) -> Finishing:  # fmt: skip
         for output, _ in results:
-            if output.type.dtype not in _FLOATS:
+            if output.type.dtype not in FLOATS:
                 raise _fail(
                     f"output '{output.name}' is {output.type.dtype}; this release stores bf16, f16 and f32",
                     output.value,
@@ -418,9 +419,11 @@ def _below_casts(node: Node) -> Node:
 
 
 def _is_rounding(cast: Node) -> bool:
-    """A cast that generated math rounds as torch does: to a float of at least 16 bits, or to a wider integer."""
+    """A cast that generated math rounds as torch does: to a float, to s8 within its range, or to a wider integer."""
     source, target = cast.args[0].dtype, cast.dtype
-    return target in _FLOATS or (source.kind != "float" and target in (I32, I64) and source.bits <= target.bits)
+    if target is S8:
+        return source.kind == "float" and cast.attr("saturate")
+    return target.kind == "float" or (source.kind != "float" and target in (I32, I64) and source.bits <= target.bits)
 
 
 def is_leaf(node: Node) -> bool:

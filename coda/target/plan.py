@@ -10,8 +10,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from coda.dtypes import DType
+from coda.dtypes import BF16, F8E4M3, F8E5M2, F16, F32, S8, DType
 from coda.ir import Axis, Dim, Node, Program, Size, dim_size
+
+FLOATS = (BF16, F16, F32)  # what tiles are prefetched in, and values of rows, columns and heads are stored in
+STORED = (*FLOATS, F8E4M3, F8E5M2, S8)  # what tiles are stored in
+
+
+def dtype_list(dtypes: tuple[DType, ...]) -> str:
+    """ "bf16, f16 and f32"."""
+    *most, last = (d.name for d in dtypes)
+    return f"{', '.join(most)} and {last}"
 
 
 class Space(Enum):
@@ -107,6 +116,12 @@ class Store:
     column_dim: int | None = None
     reduction: str | None = None  # "sum", "max", ... for row and column
     finished: bool = False
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether its values are memory words of two columns rather than pairs of f32."""
+        return self.kind == "tile" and self.dtype.bits < 32
+
     walk: Walk | None = None  # head-wise kernels, as in Operand
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from coda.dtypes import F32, DType
+from coda.dtypes import DType
 from coda.errors import CodaError, Diagnostic
 from coda.ir import Node
 from coda.ops import OPS
@@ -37,12 +37,33 @@ def literal(value: float | int | bool, type_: str) -> str:
     return f"({text}f)" if text.startswith("-") else f"{text}f"
 
 
+def is_packed(dtype: DType) -> bool:
+    """Whether a rounding to this dtype makes memory words of two columns."""
+    return dtype.bits < 32 and dtype.kind != "bool"
+
+
+def pack(dtype: DType, source: str, saturate: bool = False) -> str:
+    """The memory word of two columns."""
+    if saturate and dtype.bits == 8:
+        return f"coda::pack_saturated<{dtype.cpp}>({source})"
+    return f"coda::pack<{dtype.cpp}>(" + (f"coda::saturate<{dtype.cpp}>({source})" if saturate else source) + ")"
+
+
+def unpack(dtype: DType, word: str) -> str:
+    return _typed(dtype, f"coda::unpack<{dtype.cpp}>({word})")
+
+
+def _typed(dtype: DType, floats: str) -> str:
+    """Rounded values, which come as floats, in the arithmetic type of their dtype."""
+    return floats if dtype.kind == "float" else f"coda::convert<{cpp_type(dtype)}>({floats})"
+
+
 @dataclass
 class Scope:
     """Names of values as they are written: a node is emitted once, as a constant, in dependency order."""
 
     names: dict[Node, str] = field(default_factory=dict)
-    words: dict[Node, str] = field(default_factory=dict)  # 16-bit casts in the tile: the packed memory word
+    words: dict[Node, str] = field(default_factory=dict)  # casts in the tile: the packed memory word
 
     def value(self, node: Node, type_: str) -> str:
         """The node as an operand of arithmetic type ``type_``."""
@@ -77,9 +98,9 @@ class Scope:
         return [self.value(a, cpp_type(node.dtype)) for a in node.args]
 
     def _cast(self, node: Node) -> str:
-        source = self.value(node.args[0], "float" if node.dtype.kind == "float" else cpp_type(node.dtype))
-        if node.dtype.kind != "float" or node.dtype is F32:
-            return source
-        if node.attr("saturate"):
+        if not is_packed(node.dtype):
+            return self.value(node.args[0], cpp_type(node.dtype))
+        source = self.value(node.args[0], "float")
+        if node.attr("saturate") and node.dtype.kind == "float":
             source = f"coda::saturate<{node.dtype.cpp}>({source})"
-        return f"coda::round<{node.dtype.cpp}>({source})"
+        return _typed(node.dtype, f"coda::round<{node.dtype.cpp}>({source})")

@@ -154,9 +154,9 @@ REFUSALS = {
         (2, 9), "'pick' gives one value for each row, known when the row is finished; it is used in every element",
         "return it, or what follows from it, as a value for each row",
     ),
-    "cast_to_f8": (
-        "x: bf16[M, K], w: bf16[N, K]) {\n return cast(x @ w.T, f8e4m3) * 2: bf16",
-        (2, 9), "a cast from f32 to f8e4m3 is lowered in a later release", None,
+    "cast_to_s8": (
+        "x: bf16[M, K], w: bf16[N, K]) {\n return cast(x @ w.T, s8) * 2: bf16",
+        (2, 9), "a cast from f32 to s8 is lowered in a later release", "write cast(x, s8, saturate)",
     ),
     "cast_to_integer": (
         "x: bf16[M, K], w: bf16[N, K]) {\n return cast(x @ w.T, i32) * 2: bf16",
@@ -179,7 +179,7 @@ REFUSALS = {
     ),
     "integer_output": (
         "x: bf16[M, K], w: bf16[N, K], i: i64[M], j: i64[N]) {\n return x @ w.T: bf16, q = i + j: i64",
-        (2, 28), "output 'q' is i64; this release stores bf16, f16 and f32", None,
+        (2, 28), "output 'q' is i64; elements are stored in bf16, f16, f32, f8e4m3, f8e5m2 and s8", None,
     ),
     # reductions
     "logsumexp": (
@@ -233,8 +233,8 @@ REFUSALS = {
         (2, 9), "'logsumexp' in a head-wise epilogue is lowered in a later release", None,
     ),
     "cast_in_a_head": (
-        "x: bf16[M, K], w: bf16[(H d=64), K]) {\n return sum(cast(x @ w.T, f8e4m3), d): f32",
-        (2, 13), "a cast from f32 to f8e4m3 is lowered in a later release", None,
+        "x: bf16[M, K], w: bf16[(H d=64), K]) {\n return sum(cast(x @ w.T, s8), d): f32",
+        (2, 13), "a cast from f32 to s8 is lowered in a later release", "write cast(x, s8, saturate)",
     ),
     "int8_by_heads": (
         "x: bf16[M, K], w: bf16[(H d=64), K], g: s8[d]) {\n z = x @ w.T\n return z * sum(z, d) * g: bf16",

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from coda.dtypes import BF16, BOOL, F32, I32, I64, TABLE
+from coda.dtypes import BF16, BOOL, F8E4M3, F32, I32, I64, TABLE
 from coda.errors import CodaError
 from coda.ir import Axis, Output, Param, Program
 from coda.ops import build
@@ -71,6 +71,8 @@ def test_clamp_and_where():
 def test_cast_rounds_like_torch(dtype):
     x = torch.cat([SPECIAL, torch.randn(1000) * 100])
     want = x.to(getattr(torch, dtype.torch))
+    if dtype is F8E4M3:  # no infinity; some versions of torch saturate instead
+        want = torch.where(x.abs() > 464, math.nan, x).to(want.dtype)
     got = one(build("cast", operand("a", F32, "N"), dtype=dtype, saturate=False), a=x)
     assert same(got.float(), want.float())
     assert got.dtype == want.dtype
