@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coda.build import cache, toolchain
-from coda.build.compile import DEVICE_FLAGS, HOST_FLAGS, LINK_FLAGS, arch_flags, compile_artifact
+from coda.build.compile import DEVICE_FLAGS, HOST_FLAGS, LINK_FLAGS, SpillError, arch_flags, compile_artifact
 from coda.build.describe import Metadata, plans_of
 from coda.build.host import header, host_source
 from coda.build.toolchain import Toolchain
 from coda.errors import CodaError
 from coda.ir import Program
 from coda.resources import templates_dir
-from coda.target import Plan, Tile, Variant, choose_tile, lower, parse_tile, variants
+from coda.target import Plan, Tile, Variant, choose_tile, lower, parse_tile, rank_tiles, variants
 from coda.target.legality import legal_tile
 from coda.version import __version__
 
@@ -38,7 +38,7 @@ def artifact(
     from coda.runtime.library import Artifact
 
     plan = as_plan(program)
-    return Artifact(cached(plan, as_tiles(plan, tile, dims), DEFAULT_ARCH, progress), program=program)
+    return Artifact(library(plan, tile, dims, DEFAULT_ARCH, progress), program=program)
 
 
 def load(path: str | Path) -> Artifact:
@@ -59,17 +59,17 @@ def build(
 ) -> Path:
     """Build ``NAME.so``. With ``out`` the library and its header (OUT with suffix .h) are copied there."""
     plan = as_plan(program)
-    library = cached(plan, as_tiles(plan, tiles, dims), arch, progress)
+    built = library(plan, tiles, dims, arch, progress)
     if keep_sources is not None:
         keep_sources.mkdir(parents=True, exist_ok=True)
-        for file in sorted(library.parent.iterdir()):
+        for file in sorted(built.parent.iterdir()):
             if file.suffix in (".cu", ".cpp", ".h", ".S", ".log"):
                 shutil.copy(file, keep_sources / file.name)
     if out is None:
-        return library
+        return built
     out.parent.mkdir(parents=True, exist_ok=True)
-    _copy_whole(library, out)
-    _copy_whole(library.with_suffix(".h"), out.with_suffix(".h"))
+    _copy_whole(built, out)
+    _copy_whole(built.with_suffix(".h"), out.with_suffix(".h"))
     return out
 
 
@@ -93,6 +93,22 @@ def variants_of(plan: Plan, tiles: Sequence[Tile]) -> list[Variant]:
     return variants(plan, tiles)
 
 
+def library(
+    plan: Plan, tiles: Tiles, dims: Mapping[str, int] | None, arch: str, progress: Progress | None = None
+) -> Path:
+    """The library of a plan at the tiles given, by default at the most promising one that does not spill."""
+    if tiles is not None:
+        return cached(plan, as_tiles(plan, tiles, dims), arch, progress)
+    *others, last = rank_tiles(plan, dims)
+    for tile in others:
+        try:
+            return cached(plan, [tile], arch, progress)
+        except SpillError as error:
+            if progress:
+                progress(f"{error.diagnostics[0].message}; trying the next tile")
+    return cached(plan, [last], arch, progress)
+
+
 def cached(plan: Plan, tiles: Sequence[Tile], arch: str, progress: Progress | None = None) -> Path:
     """The library in the cache, built if it is not there yet."""
     if arch != DEFAULT_ARCH:
@@ -100,14 +116,21 @@ def cached(plan: Plan, tiles: Sequence[Tile], arch: str, progress: Progress | No
     tools = toolchain.find()
     meta = Metadata(arch, tools.cutlass_version, tools.nvcc_version)
     files = sources(plan, variants_of(plan, tiles), meta)
-    library = f"{plan.name}.so"
+    name = f"{plan.name}.so"
 
     def make(folder: Path) -> None:
-        for name, text in files.items():
-            (folder / name).write_text(text)
+        for file, text in files.items():
+            (folder / file).write_text(text)
         compile_artifact(folder, plan.name, tools, arch, progress)
 
-    return cache.obtain(cache.content_key(_identity(files, tools, arch)), library, make) / library
+    key = cache.content_key(_identity(files, tools, arch))
+    if (reason := cache.rejection(key)) is not None:
+        raise SpillError.of(reason, "choose a smaller tile")
+    try:
+        return cache.obtain(key, name, make) / name
+    except SpillError as error:
+        cache.reject(key, error.diagnostics[0].message)
+        raise
 
 
 def as_plan(program: Program | Plan) -> Plan:

@@ -41,7 +41,7 @@ def content_key(parts: Mapping[str, str]) -> str:
 
 def obtain(key: str, library: str, build: Build, root: Path | None = None) -> Path:
     """The folder of the entry, with a verified file ``library`` in it; built if necessary."""
-    entry = (root or cache_root()) / key[:2] / key
+    entry = _entry(key, root)
     if is_intact(entry, library):
         return entry
     private = _private_folder(entry)
@@ -52,6 +52,26 @@ def obtain(key: str, library: str, build: Build, root: Path | None = None) -> Pa
         raise
     _seal(private, library)
     return _publish(private, entry, library)
+
+
+def reject(key: str, reason: str, root: Path | None = None) -> None:
+    """Remember that what this key stands for is not worth building again."""
+    entry = _entry(key, root)
+    with contextlib.suppress(OSError):
+        entry.parent.mkdir(parents=True, exist_ok=True)
+        entry.with_suffix(".rejected").write_text(reason)
+
+
+def rejection(key: str, root: Path | None = None) -> str | None:
+    """Why it was rejected, or None."""
+    try:
+        return _entry(key, root).with_suffix(".rejected").read_text()
+    except OSError:
+        return None
+
+
+def _entry(key: str, root: Path | None) -> Path:
+    return (root or cache_root()) / key[:2] / key
 
 
 def is_intact(entry: Path, library: str) -> bool:

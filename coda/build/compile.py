@@ -91,6 +91,10 @@ def compile_artifact(
     return report
 
 
+class SpillError(CodaError):
+    """A variant that is not worth having: registers go to memory between its matrix instructions."""
+
+
 def compile_device(folder: Path, tools: Toolchain, arch: str, log: _Log, report: BuildReport) -> None:
     command = [
         str(tools.nvcc), *DEVICE_FLAGS, *arch_flags(arch), "-ccbin", str(tools.cxx), f"-I{templates_dir()}",
@@ -105,7 +109,7 @@ def compile_device(folder: Path, tools: Toolchain, arch: str, log: _Log, report:
     report.kernels = parse_ptxas(output)
     spilling = local_memory_in_mainloop(folder / "device.cubin", tools, log)
     if spilling:
-        raise CodaError.of(
+        raise SpillError.of(
             f"kernel '{spilling}' spills registers inside its k-loop", f"choose a smaller tile; {log.path}"
         )
 

@@ -14,7 +14,12 @@ from coda.target.plan import TILES, Plan, Tile, Variant
 
 
 def choose_tile(plan: Plan, dims: Mapping[str, int] | None = None, sms: int = 132) -> Tile:
-    """The tile for given axis sizes (axes that are not given: the default tile).
+    """The tile for given axis sizes (axes that are not given: the default tile): the first of ``rank_tiles``."""
+    return rank_tiles(plan, dims, sms)[0]
+
+
+def rank_tiles(plan: Plan, dims: Mapping[str, int] | None = None, sms: int = 132) -> list[Tile]:
+    """The tiles that take a plan, the most promising first; a build may still find that one spills registers.
 
     Least work on the busiest multiprocessor, ``ceil(tiles / SMs) * TileM * TileN``; among equals the one listed
     first. Cooperative tiles only where there are at most two tiles a multiprocessor: they expose their epilogue,
@@ -23,13 +28,16 @@ def choose_tile(plan: Plan, dims: Mapping[str, int] | None = None, sms: int = 13
     rows, columns = _evaluate(plan.rows, dims), _evaluate(plan.columns, dims)
     fitting = [t for t in TILES if legal_tile(t, plan)]
     if rows is None or columns is None:
-        return fitting[0]
+        return fitting
 
     def tiles(tile: Tile) -> int:
         return -(-rows // tile.m) * -(-columns * plan.lanes // tile.n)
 
-    offered = [t for t in fitting if t.schedule == "pingpong" or tiles(t) <= 2 * sms]
-    return min(offered or fitting, key=lambda t: -(-tiles(t) // sms) * t.m * t.n)
+    def rank(tile: Tile) -> tuple[bool, int]:
+        exposed = tile.schedule == "cooperative" and tiles(tile) > 2 * sms
+        return exposed, -(-tiles(tile) // sms) * tile.m * tile.n
+
+    return sorted(fitting, key=rank)
 
 
 def _evaluate(dim: Dim, dims: Mapping[str, int] | None) -> int | None:

@@ -1,0 +1,48 @@
+"""A variant that spills inside the k-loop is dropped for the next tile, and is not compiled twice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import coda.build as build
+from coda.build.compile import SpillError
+from coda.target import TILES, rank_tiles
+from tests.support import RESIDUAL_STATS, program
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+    """The tiles that a stand-in for the compilers was asked for; it finds that all but 128x160 spill."""
+    asked: list[str] = []
+
+    def compile_artifact(folder: Path, name: str, *_: object) -> None:
+        text = (folder / "kernels.cu").read_text()
+        tile = next(t.name for t in TILES if f"gemm_{t.name}," in text)
+        asked.append(tile)
+        if tile != "128x160":
+            raise SpillError.of(f"kernel at {tile} spills registers inside its k-loop")
+        (folder / f"{name}.so").write_bytes(b"library")
+
+    monkeypatch.setenv("CODA_CACHE", str(tmp_path))
+    monkeypatch.setattr(build, "compile_artifact", compile_artifact)
+    return asked
+
+
+def test_the_next_tile_is_tried_and_rejections_are_remembered(compiled: list[str]) -> None:
+    plan = build.as_plan(program(RESIDUAL_STATS))
+    first = [t.name for t in rank_tiles(plan)]
+    path = build.library(plan, None, None, build.DEFAULT_ARCH)
+    assert path.read_bytes() == b"library"
+    assert compiled == first[: first.index("128x160") + 1]
+    assert build.library(plan, None, None, build.DEFAULT_ARCH) == path
+    assert len(compiled) == first.index("128x160") + 1  # nothing was compiled again
+
+
+def test_a_tile_that_was_asked_for_is_an_error(compiled: list[str]) -> None:
+    plan = build.as_plan(program(RESIDUAL_STATS))
+    for _ in range(2):
+        with pytest.raises(SpillError, match="128x128 spills registers inside its k-loop"):
+            build.library(plan, "128x128", None, build.DEFAULT_ARCH)
+    assert compiled == ["128x128"]
