@@ -50,13 +50,15 @@ def run(args: argparse.Namespace) -> int:
     if args.output is not None and args.output.suffix != ".so":
         args.usage_error(f"-o {args.output}: the name of the library ends in .so")
     request = from_args(args)
-    plan, tiles = _plan(request)
+    plan, tiles, sizes = _plan(request)
     report: dict[str, object] = {"program": plan.name, "arch": request.arch, "tiles": [tile.name for tile in tiles]}
     if args.no_build:
         report |= _generate(plan, tiles, args.keep_sources, request.arch)
     else:
         with progress(f"building {args.output}") as say:
-            build.build(plan, tiles, args.output, args.keep_sources, request.arch, say)
+            chosen = tiles if request.tile else None  # by default the best tile that does not spill
+            build.build(plan, chosen, args.output, args.keep_sources, request.arch, say, sizes)
+        report["tiles"] = build.load(args.output).tiles
         report |= {"library": str(args.output), "header": str(args.output.with_suffix(".h"))}
     if args.json:
         print_json(report)
@@ -65,8 +67,8 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _plan(request: Request) -> tuple[Plan, list[Tile]]:
-    """The plan and its tiles. Sizes that its kernels would refuse are told now, not when the artifact runs."""
+def _plan(request: Request) -> tuple[Plan, list[Tile], dict[str, int]]:
+    """The plan, its tiles and the sizes that are known. Sizes that its kernels would refuse are told now, not when the artifact runs."""
     plan = lower(request.program)
     sizes = bind(request.program, {}, request.dims)
     tiles = build.as_tiles(plan, request.tile.split(",") if request.tile else None, sizes)
@@ -75,7 +77,7 @@ def _plan(request: Request) -> tuple[Plan, list[Tile]]:
         for tile in tiles:
             if reason := planview.refusal(plan, sizes, tile):
                 raise CodaError.of(f"the kernel would refuse these sizes: {reason}")
-    return plan, tiles
+    return plan, tiles, sizes
 
 
 def _generate(plan: Plan, tiles: list[Tile], folder: Path | None, arch: str) -> dict[str, object]:

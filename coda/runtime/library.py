@@ -91,6 +91,11 @@ class Artifact:
         """The shape of each output for these axis sizes. Partial results have their number in front."""
         return {a["name"]: self._shape(a, sizes) for a in self.args if a["output"]}
 
+    @property
+    def tiles(self) -> list[str]:
+        """The tiles that kernels were built for."""
+        return [v["tile"] for v in self._about["variants"]]
+
     def variant(self, sizes: Mapping[str, int]) -> dict[str, Any]:
         """The variant that runs at these sizes: as ``select`` in host.h."""
         rows, columns = (formula(self._about[key], sizes) for key in ("rows", "columns"))
