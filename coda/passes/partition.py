@@ -227,11 +227,10 @@ class _Partitioner:
         outputs = [o for n in roots if n not in late for o in self.writes(n)]
         outputs += [o for o in partials.values() if o not in outputs]
         group = self.schedule.group(self.stage[roots[0]])
-        made = self.stored - set(roots) - set(partials)
-        kernels = [self.kernel(outputs, {n: self.tensor(n) for n in made}, group)] if outputs else []
+        kernels = [self.kernel(outputs, self.tensors_but({*roots, *partials}), group)] if outputs else []
         if late:
             finished = [o for n in late for o in self.writes(n)]
-            others = {n: self.tensor(n) for n in self.stored - set(late)}
+            others = self.tensors_but(set(late))
             kernels.append(replace(self.kernel(finished, others | partials, None), kind="finish"))
         return kernels
 
@@ -256,6 +255,10 @@ class _Partitioner:
         return Kernel("", kind, program, group, frozenset(n for n in computes if n.args and n not in tensors))
 
     # Tensors.
+
+    def tensors_but(self, made_here: set[Node]) -> dict[Node, Output]:
+        """The tensors that a kernel can read: those of all stored values but the ones it makes."""
+        return {n: self.tensor(n) for n in self.nodes if n in self.stored and n not in made_here}
 
     def tensor(self, node: Node) -> Output:
         """The tensor from which kernels read a stored value: an output of the program, or one made for it."""

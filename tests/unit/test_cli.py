@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from coda.cli import main
+from coda.frontend import load_path
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 RESIDUAL = str(EXAMPLES / "residual_stats.coda")
@@ -140,9 +141,12 @@ def test_explain_says_why_a_program_is_not_lowered(capsys):
 # run
 
 
-@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.coda")), ids=lambda p: p.stem)
-def test_run_small_verifies_every_example(path, capsys):
-    assert main(["run", str(path), "--small", "--device", "cpu", "--json"]) == 0
+PROGRAMS = [(path, name) for path in sorted(EXAMPLES.glob("*.coda")) for name in load_path(path).programs]
+
+
+@pytest.mark.parametrize(("path", "name"), PROGRAMS, ids=[name for _, name in PROGRAMS])
+def test_run_small_verifies_every_example(path, name, capsys):
+    assert main(["run", str(path), "--program", name, "--small", "--device", "cpu", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["ok"]
     assert report["route"] in ("reference", "empty")

@@ -27,6 +27,7 @@ def test_lowering(name, golden):
 
 @pytest.mark.parametrize("name", sorted(BLOCKS))
 def test_other_examples_say_why(name):
-    (program,) = load_path(EXAMPLES / f"{name}.coda").programs.values()
-    with pytest.raises(CodaError, match="this is a block program"):
-        lower(program)
+    for program in load_path(EXAMPLES / f"{name}.coda").programs.values():
+        if sum(n.op == "dot" for n in program.nodes()) > 1:
+            with pytest.raises(CodaError, match="this is a block program|one kernel takes one"):
+                lower(program)
