@@ -148,7 +148,7 @@ struct Epilogue {
     ChunkReader<LoadPipeline, kStageBytes> reader{
         cute::cast_smem_ptr_to_uint(pipe.producer_get_barrier(LoadPipelineState{})), smem_, state, thread};
     bool const tiles = kHasTiles && Visitor::needs_tiles(p_);
-    auto const uniform = Visitor::uniform(p_.operands);
+    auto const uniform = Visitor::uniform(p_.operands, p_.m, p_.n / kLanes);
     stage(uniform, int(cute::get<0>(coord)) * kTileM, x.column, thread);
     CUTLASS_PRAGMA_UNROLL
     for (int slab = 0; slab < kSlabs; ++slab) {

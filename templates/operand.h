@@ -5,6 +5,7 @@
 
 #include "launch.h"
 #include "quantize.h"
+#include "random.h"
 #include "scalar.h"
 
 namespace coda {

@@ -156,7 +156,7 @@ extern "C" void {plan.name}_run(Entry const* entries, int rows, int columns, flo
   auto const table = operands(entries, {len(plan.operands)});
   coda::Operand const* const in = table.data();
   int64_t i = 0;
-  auto const u = Body::uniform(in);
+  auto const u = Body::uniform(in, rows, columns);
   for (int m = 0; m < rows; ++m) {{
     auto const r = Body::row(in, u, m, rows);
     for (int n = 0; n < columns; n += 2, i += 2) {{

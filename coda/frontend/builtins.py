@@ -112,6 +112,12 @@ def partial(scope: Scope, name: str, expr: syntax.Call) -> Node:
     return scope.build(expr.span, "partial", node)
 
 
+def dropout(scope: Scope, name: str, expr: syntax.Call) -> Node:
+    message = "'dropout' would promise torch's mask, which depends on how torch launches its kernel"
+    hint = "a mask of the position alone is where(rand(seed, offset, [M, D]) >= p, x / (1 - p), 0)"
+    raise scope.fail(message, expr.span, hint)
+
+
 def scatter_add(scope: Scope, name: str, expr: syntax.Call) -> Node:
     hint = "for now return the values and add them outside"
     raise scope.fail("'scatter_add' is planned for a later release", expr.span, hint)
@@ -128,5 +134,21 @@ BUILTINS |= dict.fromkeys(REDUCTIONS, reduction)
 BUILTINS |= {"max": extremum, "min": extremum}
 BUILTINS |= {
     f.__name__: f
-    for f in (cast, default, split, part, stack, concat, pick, index, size, rand, layout, partial, scatter_add, ragged)
+    for f in (
+        cast,
+        default,
+        split,
+        part,
+        stack,
+        concat,
+        pick,
+        index,
+        size,
+        rand,
+        layout,
+        partial,
+        dropout,
+        scatter_add,
+        ragged,
+    )
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coda.dtypes import F32
+from coda.dtypes import F32, I64
 from coda.errors import CodaError
 from coda.ops.structure import replace_axis
 from coda.ops.table import Op, OpError, Type, broadcast, register
@@ -81,5 +81,20 @@ register(
         "rand(seed, offset, [M, D]): uniform numbers in [0, 1), a function of the global index alone"
         " (Salmon et al. 2011, Philox4x32-10)",
         surface=False, family="random",
+    )
+)  # fmt: skip
+
+
+def _infer_rand_at(types, attrs):
+    return Type(F32, broadcast(types))
+
+
+register(
+    Op(
+        "rand_at", 3, _infer_rand_at,
+        lambda ctx, node, seed, offset, at: ctx.philox_at(int(seed), int(offset), ctx.align_axes(
+            at, node.args[2].type.axes, node.type.axes)),
+        "the number at a linear position: what 'rand' is lowered to",
+        cpp="coda::uniform({0}, {1}, {2})", surface=False, family="random", operands=I64,
     )
 )  # fmt: skip

@@ -29,7 +29,8 @@ class Op:
 
     ``arity``: number of operands, None when any. ``infer(types, attrs)`` gives the result type or raises OpError.
     ``torch(context, node, *tensors)`` is the reference: operands and result carry the axes of their node's type, in
-    that order. ``cpp`` is the C++ expression over operands ``{0}``, ``{1}`` (None: lowered structurally).
+    that order. ``cpp`` is the C++ expression over operands ``{0}``, ``{1}`` (None: lowered structurally), which are
+    converted to the arithmetic type of the result, or of ``operands`` where that is given.
     ``derivative`` has one program text for each operand, over ``a``, ``b``, ``c`` (operands), ``y`` (result) and
     ``dy``; None where the operand gets no gradient. ``symbol`` is the infix or prefix spelling; ``surface`` says
     whether a program may call it by name.
@@ -45,6 +46,7 @@ class Op:
     symbol: str | None = None
     surface: bool = True
     family: str = "pointwise"
+    operands: DType | None = None
 
 
 OPS: dict[str, Op] = {}

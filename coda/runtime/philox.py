@@ -40,6 +40,18 @@ def philox4x32(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[int, i
     return torch.stack((c0, c1, c2, c3), -1)
 
 
+def uniform_at(seed: int, offset: int, position: Tensor) -> Tensor:
+    """f32 uniform in [0, 1) at linear positions (int64), by the mapping above."""
+    block = position >> 2
+    words = philox4x32(
+        (block & LOW32, block >> 32, torch.full_like(block, offset & LOW32),
+         torch.full_like(block, (offset >> 32) & LOW32)),
+        (seed & LOW32, (seed >> 32) & LOW32),
+    )  # fmt: skip
+    chosen = words.gather(-1, (position & 3).unsqueeze(-1)).squeeze(-1)
+    return (chosen >> 8).float() * 2.0**-24
+
+
 def uniform(seed: int, offset: int, sizes: list[int], device: torch.device | str | None = None) -> Tensor:
     """f32[*sizes] uniform in [0, 1) by the mapping above."""
     count = 1

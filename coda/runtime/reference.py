@@ -28,7 +28,7 @@ from coda.errors import CodaError
 from coda.ir import Axis, Node, Output, Param, Program, Size
 from coda.ops import OPS
 from coda.runtime.binding import bind, check_operands, evaluate_size, is_broadcast_vector, shapes_of, type_shape
-from coda.runtime.philox import uniform
+from coda.runtime.philox import uniform, uniform_at
 
 E4M3_OVERFLOW = 464.0  # rounds to 448, the largest value; anything above rounds to 480, whose code is NaN
 
@@ -132,6 +132,9 @@ class Context:
 
     def philox(self, seed: int, offset: int, sizes: Sequence[int]) -> Tensor:
         return uniform(seed, offset, list(sizes), self.device).to(self.arithmetic)
+
+    def philox_at(self, seed: int, offset: int, position: Tensor) -> Tensor:
+        return uniform_at(seed, offset, position).to(self.arithmetic)
 
     def default(self, node: Node, x: Tensor | None) -> Tensor:
         """The operand, or the identity of the operation it stands in."""

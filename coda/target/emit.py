@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from coda.dtypes import BF16, F16, F32
-from coda.ir import Node
+from coda.ir import Node, dim_size
 from coda.ops.reduce import REDUCTIONS
 from coda.target.lower import is_leaf, walk
 from coda.target.plan import Finishing, Lanes, Operand, Plan, Space, Store, Variant
@@ -147,6 +147,8 @@ def _emit_node(placed: _Placed, scope: Scope, node: Node, space: Space, name: st
         expression = _load(placed.plan, node, space)
     elif node.op == "index":
         expression = "int64_t(m)" if space is Space.ROW else "{int64_t(n), int64_t(n) + 1}"
+    elif node.op == "size" and not node.attr("expr").is_Integer:
+        expression = "columns" if node.attr("expr") == dim_size(placed.plan.columns) else "rows"
     elif space is Space.TILE and node.op == "cast" and is_packed(node.dtype):
         word = scope.words[node] = f"w{name[1:]}"
         source = scope.value(node.args[0], "float")
@@ -219,7 +221,9 @@ def _body_lines(plan: Plan, fields: Lines, code: Lines, results: list[str], retu
     lines = ["struct Body {"]
     lines += [struct("Uniform", fields[Space.UNIFORM]), struct("Row", fields[Space.ROW])]
     lines += [struct("Columns", fields[Space.COLUMN]), struct("Result", results)]
-    lines += function("Uniform uniform(coda::Operand const* in)", ["Uniform u{};", *code[Space.UNIFORM]], "u")
+    lines += function(
+        "Uniform uniform(coda::Operand const* in, int rows, int columns)", ["Uniform u{};", *code[Space.UNIFORM]], "u"
+    )
     lines += function(
         "Row row(coda::Operand const* in, Uniform const& u, int m, int rows)", ["Row r{};", *code[Space.ROW]], "r"
     )

@@ -39,7 +39,7 @@ class _Lowering:
             self.rows, self.columns = self.product.rows, self.product.columns
             self.lane_axis, self.products = self.product.lane_axis, self.product.accumulators
             self.head_lowering = self._head_wise()
-            self.program = self._nested_totals(self.program)
+            self.program = self._placed_random(self._nested_totals(self.program))
         except CodaError as error:
             error.source = error.source or program.source
             raise
@@ -187,7 +187,7 @@ class _Lowering:
                 stores.append(self._tile_store(output))
         finishings = self._finishings(finished, stores)
         in_tile = walk([v for s in stores for v in s.values], lambda n: is_leaf(n) or n in self.products)
-        self._check_sizes(in_tile)
+        self._check_sizes(in_tile, dim_size(self.rows), dim_size(self.columns))
         for node in in_tile:
             if node.op == "pick":
                 raise _fail(
@@ -286,6 +286,26 @@ class _Lowering:
                 return None
             inner = build(node.op, *args, axes=tuple(a.name for a in self.columns), span=node.span)
             return build(node.op, inner, axes=tuple(a.name for a in self.rows), span=node.span)
+
+        return rewrite(program, visit)
+
+    def _placed_random(self, program: Program) -> Program:
+        """A random number becomes a function of its linear position over the axes. Label: bitwise."""
+
+        def visit(node: Node, args: tuple[Node, ...]) -> Node | None:
+            if node.op != "rand":
+                return None
+            position = build("const", value=0, dtype=I64)
+            for axis in node.attr("axes"):
+                if (axis,) not in (self.rows, self.columns):
+                    raise _fail(
+                        f"axis '{axis}' of 'rand' is a part of the rows or columns: lowered in a later release", node,
+                        "give the rows one axis, as in x: bf16[M, D]",
+                    )  # fmt: skip
+                step = build("index", axis=axis)
+                ahead = build("mul", position, build("size", expr=axis.size))
+                position = step if position.op == "const" else build("add", ahead, step)
+            return build("rand_at", *args, position, span=node.span)
 
         return rewrite(program, visit)
 

@@ -95,7 +95,7 @@ class Scope:
             if any(a.dtype.kind == "float" for a in node.args):
                 common = "float"
             return [self.value(a, common) for a in node.args]
-        return [self.value(a, cpp_type(node.dtype)) for a in node.args]
+        return [self.value(a, cpp_type(OPS[node.op].operands or node.dtype)) for a in node.args]
 
     def _cast(self, node: Node) -> str:
         if not is_packed(node.dtype):

@@ -140,8 +140,9 @@ REFUSALS = {
     ),
     # operations
     "random": (
-        "x: bf16[M, K], w: bf16[N, K], seed: i64) {\n return (x @ w.T) * rand(seed, seed, [M, N]): bf16",
-        (2, 21), "'rand' in an epilogue is lowered in a later release", None,
+        "x: bf16[(B T), K], w: bf16[N, K], s: i64[]) {\n return x @ w.T * rand(s, 0, [B, T, N]): bf16",
+        (2, 19), "axis 'B' of 'rand' is a part of the rows or columns: lowered in a later release",
+        "give the rows one axis, as in x: bf16[M, D]",
     ),
     "pick": (
         "x: bf16[M, K], w: bf16[N, K], t: i64[M]) {\n y = x @ w.T\n return y - pick(y, N, t): bf16",

@@ -9,7 +9,7 @@ struct Body {
   struct Row { int64_t r0; };
   struct Columns { coda::Two<int64_t> c0; };
   struct Result { coda::Two<float> store0_0; uint32_t store1_0; };
-  CODA_FN static Uniform uniform(coda::Operand const* in) {
+  CODA_FN static Uniform uniform(coda::Operand const* in, int rows, int columns) {
     Uniform u{};
     return u;
   }

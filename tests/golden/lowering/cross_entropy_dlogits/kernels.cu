@@ -9,7 +9,7 @@ struct Body {
   struct Row { int64_t r0; bool r1; float r2; float r3; float r4; float r5; };
   struct Columns { coda::Two<int64_t> c0; };
   struct Result { uint32_t store0_0; };
-  CODA_FN static Uniform uniform(coda::Operand const* in) {
+  CODA_FN static Uniform uniform(coda::Operand const* in, int rows, int columns) {
     Uniform u{};
     u.u0 = coda::load_scalar<int64_t>(in[3]);
     u.u1 = coda::load_scalar<float>(in[4]);

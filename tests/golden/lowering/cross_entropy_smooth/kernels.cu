@@ -9,7 +9,7 @@ struct Body {
   struct Row { int64_t r0; };
   struct Columns {};
   struct Result { coda::Two<float> store0_0; coda::Two<float> store1_0; int64_t store1_1; coda::Two<float> store2_0; };
-  CODA_FN static Uniform uniform(coda::Operand const* in) {
+  CODA_FN static Uniform uniform(coda::Operand const* in, int rows, int columns) {
     Uniform u{};
     return u;
   }

@@ -8,7 +8,7 @@ struct Body {
   struct Uniform {};
   struct Row { float r0; int32_t r1; int64_t r2; int64_t r3; };
   struct Columns {};  // staged for each head: Segment::stage
-  CODA_FN static Uniform uniform(coda::Operand const* in) {
+  CODA_FN static Uniform uniform(coda::Operand const* in, int rows, int columns) {
     Uniform u{};
     return u;
   }

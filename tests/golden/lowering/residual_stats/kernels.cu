@@ -9,7 +9,7 @@ struct Body {
   struct Row {};
   struct Columns {};
   struct Result { uint32_t store0_0; coda::Two<float> store1_0; };
-  CODA_FN static Uniform uniform(coda::Operand const* in) {
+  CODA_FN static Uniform uniform(coda::Operand const* in, int rows, int columns) {
     Uniform u{};
     return u;
   }

@@ -9,7 +9,7 @@ struct Body {
   struct Row {};
   struct Columns { coda::Two<float> c0; };
   struct Result { uint32_t store0_0; uint32_t store1_0; coda::Two<float> store2_0; };
-  CODA_FN static Uniform uniform(coda::Operand const* in) {
+  CODA_FN static Uniform uniform(coda::Operand const* in, int rows, int columns) {
     Uniform u{};
     return u;
   }

@@ -9,7 +9,7 @@ struct Body {
   struct Row { float r0; float r1; float r2; float r3; };
   struct Columns { coda::Two<float> c0; coda::Two<float> c1; coda::Two<float> c2; coda::Two<float> c3; coda::Two<float> c4; coda::Two<float> c5; };
   struct Result { uint32_t store0_0; };
-  CODA_FN static Uniform uniform(coda::Operand const* in) {
+  CODA_FN static Uniform uniform(coda::Operand const* in, int rows, int columns) {
     Uniform u{};
     u.u0 = coda::load_scalar<float>(in[2]);
     u.u1 = u.u0 * u.u0;

@@ -9,7 +9,7 @@ struct Body {
   struct Row { float r0; };
   struct Columns {};
   struct Result { uint32_t store0_0; };
-  CODA_FN static Uniform uniform(coda::Operand const* in) {
+  CODA_FN static Uniform uniform(coda::Operand const* in, int rows, int columns) {
     Uniform u{};
     return u;
   }

@@ -9,7 +9,7 @@ struct Body {
   struct Row { float r0; };
   struct Columns { coda::Two<float> c0; };
   struct Result { uint32_t store0_0; coda::Two<float> store1_0; uint32_t store2_0; uint32_t store2_1; };
-  CODA_FN static Uniform uniform(coda::Operand const* in) {
+  CODA_FN static Uniform uniform(coda::Operand const* in, int rows, int columns) {
     Uniform u{};
     return u;
   }
