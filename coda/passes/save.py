@@ -46,9 +46,10 @@ class Kept:
 def keep_for(program: Program, gradients: Program, memory: str) -> Kept:
     """Decide what ``program`` keeps so that ``gradients``, which read values of it, can be computed."""
     there = _there(program)
+    gradients, recovered = _recover(program, gradients, there)
     kept = _cheapest(program, gradients, there, memory)
     extra = _outputs(program, kept, Fresh(taken_names(program) | taken_names(gradients)))
-    notes = tuple(_note(node, output) for node, output in extra.items())
+    notes = (*recovered, *(_note(node, output) for node, output in extra.items()))
     forward = program.with_outputs((*program.outputs, *extra.values())) if extra else program
     there |= extra
     new = substitute((o.value for o in gradients.outputs), {n: _read(o, n) for n, o in there.items()})
@@ -72,6 +73,33 @@ def _there(program: Program) -> dict[Node, Output]:
             if exact.dtype == F32 and exact.op not in _LEAVES and not is_statistic(exact):
                 there.setdefault(exact, output)
     return there
+
+
+def _recover(program: Program, gradients: Program, there: dict[Node, Output]) -> tuple[Program, tuple[Note, ...]]:
+    """The gradients with ``acc`` read as ``z / r``, where ``z = r * acc`` is there and r, a 1/rms, is never 0."""
+    found = {}
+    for z in there:
+        for r, acc in ((z.args[i], z.args[1 - i]) for i in (0, 1) if z.op == "mul"):
+            if r.op == "rsqrt" and is_statistic(r) and acc.dtype == F32 and acc.op not in _LEAVES and acc not in there:
+                found[acc] = (z, r)
+    if not found:
+        return gradients, ()
+    replacements = {z: z for z in there} | {acc: build("div", z, r, span=acc.span) for acc, (z, r) in found.items()}
+    new = substitute((o.value for o in gradients.outputs), replacements)
+    results = tuple(replace(o, value=new[o.value]) for o in gradients.outputs)
+    names = {new[n]: name for n, name in gradients.names if n in new}
+    used = {n for o in results for n in topological([o.value])}
+    notes = tuple(
+        note(
+            "save",
+            f"a product is recovered from '{there[z].name}'",
+            Label(f"divided by the factor of '{there[z].name}'"),
+            acc,
+        )
+        for acc, (z, _) in found.items()
+        if replacements[acc] in used
+    )
+    return Program.of(gradients.name, gradients.params, results, names), notes
 
 
 def _cheapest(program: Program, gradients: Program, there: dict[Node, Output], memory: str) -> list[Node]:

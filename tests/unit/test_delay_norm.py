@@ -127,14 +127,15 @@ def test_a_norm_between_two_products():
 
 
 def test_the_backward_has_plain_products():
-    """dacc = r * dy is rounded once and read by both products; the norm's row reduction is sum(dy * acc, N)."""
+    """dacc = r * dy is rounded once and read by both products; the norm's row reduction is sum(dy * acc, N), where acc
+    is recovered from y."""
     after = delayed(linear("rms_norm(x, g, eps)"))
     backward = differentiate(after)
     plain, notes = delay_norm(backward.backward)
     want = program("""
-        program p_backward(x: bf16[M, D], g: bf16[D], w: bf16[N, D], r: f32[M], acc: bf16[M, N], d_y: bf16[M, N]) {
+        program p_backward(x: bf16[M, D], g: bf16[D], w: bf16[N, D], r: f32[M], y: bf16[M, N], d_y: bf16[M, N]) {
             d_acc = cast(d_y * r, bf16)
-            t = -0.5 * sum(d_y * acc, N) * r * r * r / size(D) * x
+            t = -0.5 * sum(d_y * (y / r), N) * r * r * r / size(D) * x
             d_n = d_acc @ w
             return d_x = d_n * g + t + t: bf16, d_g = sum(d_n * x, M): bf16, d_w = g * (d_acc.T @ x): bf16
         }""")

@@ -249,6 +249,15 @@ def test_what_the_program_returns_is_not_kept_twice():
     assert differentiate(p, ["n", "w"]).saved == ("z",)
 
 
+def test_a_product_is_recovered_from_what_is_returned_scaled():
+    """sum(dz * acc) of a norm's row reduction, from z = r * acc: r, a 1/rms, is never 0. A factor given may be."""
+    text = "program p(x: bf16[M, D], w: bf16[N, D]{}) {{ r = {}; z = r * (x @ w.T); return y = exp(z): bf16, z: bf16 }}"
+    norm = program(text.format("", "rsqrt(mean(x * x, D) + 1e-5)"))
+    assert kept(norm) == ["r"]
+    check_gradients(norm, sizes_of(norm))
+    assert kept(program(text.format(", s: f32[M]", "s * 2"))) == ["acc"]
+
+
 def test_preactivations_are_kept_with_their_bias_and_statistics_in_f32():
     p = only(EXAMPLES["linear_bias_gelu"])
     assert kept(p) == ["z"]
