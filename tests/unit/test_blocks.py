@@ -210,3 +210,33 @@ def test_launches(name):
     want = KINDS[name]
     assert forward == want[0]
     assert want[1] in (None, backward)
+
+
+def autograd(name: str, inputs: dict, seeds: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    """The module's gradients in a dtype, as PyTorch computes them."""
+    floats = {n for n, x in inputs.items() if isinstance(x, Tensor) and x.is_floating_point()}
+    leaves = {n: x.to(dtype).requires_grad_() if n in floats else x for n, x in inputs.items()}
+    results = MODULES[name](**leaves)
+    loss = sum((y * s.to(dtype)).sum(dtype=torch.float64) for y, s in zip(results, seeds.values(), strict=True))
+    return dict(zip(sorted(floats), torch.autograd.grad(loss, [leaves[n] for n in sorted(floats)]), strict=True))
+
+
+def relative(x: Tensor, reference: Tensor) -> float:
+    return float((x.double() - reference).norm() / reference.norm())
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_the_fused_backward_passes_the_error_gate(name):
+    """Kernel by kernel with every rounding: at most twice the error of the module in bf16, as everywhere."""
+    b = fuse(block(name), None)
+    inputs, sizes = operands(b.program)
+    seeds = seeds_for(b.program, b.gradients, sizes, 1)
+    kept = evaluate_partition(b.forward, inputs, dims=sizes)
+    known = {**inputs, **kept, **{f"d_{n}": s for n, s in seeds.items()}}
+    calls = {p.name: known[p.name] for p in b.backward.program.params if p.name in known}
+    symbols = {s.name for a in b.backward.program.axes for s in a.size.free_symbols}
+    got = evaluate_partition(b.backward, calls, dims={n: s for n, s in sizes.items() if n in symbols})
+    exact, eager = (autograd(name, inputs, seeds, dtype) for dtype in (torch.float64, torch.bfloat16))
+    for n, output in b.gradients.gradients.items():
+        limit = 2 * relative(eager[n], exact[n]) + 2**-8
+        assert relative(got[output], exact[n]) <= limit, n
