@@ -96,3 +96,9 @@ def bf16(*shape: int) -> Tensor:
 def same(a: Tensor, b: Tensor) -> bool:
     """Equal dtype, shape and bits, up to the sign of zero and the payload of NaN."""
     return a.dtype == b.dtype and a.shape == b.shape and bool(((a == b) | (a.isnan() & b.isnan())).all())
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    """Equal element by element, NaN where the other is NaN."""
+    a, b = a.double(), b.double()
+    return bool(((a == b) | (a.isnan() & b.isnan())).all())
