@@ -1,0 +1,132 @@
+"""Random programs of several products, norms, residuals and statistics, through every pass."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from coda.dtypes import BF16, F32
+from coda.errors import CodaError
+from coda.frontend import expression
+from coda.ir import Axis, Node, Output, Param, Program, Type
+from coda.ops import build
+from coda.passes import optimize
+from coda.passes.differentiate import differentiate
+from coda.passes.partition import assemble, partition
+from coda.passes.simplify import simplify
+from coda.runtime.binding import bind, shapes_of
+from coda.runtime.blocks import evaluate_partition
+from coda.runtime.inputs import random_inputs
+from coda.runtime.reference import evaluate
+from coda.verify import verify
+from tests.gradients import autograd, check_gradients, check_text, joined, seeds_for
+from tests.programs import cast
+from tests.support import same
+
+SIZES = {"M": 3, "D": 4, "E": 2, "F": 5}
+M = Axis.free("M")
+FEATURES = [Axis.free(n) for n in "DEF"]
+STEPS = {  # how a value of rows comes from values a and b of equal axes, and a vector g over its features
+    "rms_norm": "a * rsqrt(mean(a * a, X) + 0.01) * g",
+    "layer_norm": "(a - mean(a, X)) * rsqrt(mean((a - mean(a, X)) * (a - mean(a, X)), X) + 0.01) * g + g",
+    "silu": "silu(a) * b",
+    "residual": "a + b",
+    "scale": "a * g",
+    "bias": "a + g",
+    "softmax": "exp(a - logsumexp(a, X))",
+    "row": "a * tanh(sum(b, X))",
+}
+
+
+class BlockBuilder:
+    def __init__(self, draw):
+        self.draw, self.params = draw, []
+        self.values = [self.parameter("x", BF16, (M, a)) for a in FEATURES[:2]]
+
+    def parameter(self, stem: str, dtype, axes: tuple[Axis, ...], frozen: bool = False) -> Node:
+        name, type_ = f"{stem}{len(self.params)}", Type(dtype, tuple((a,) for a in axes))
+        self.params.append(Param(name, type_, frozen=frozen))
+        return build("input", name=name, type=type_)
+
+    def pick(self, axis: Axis | None = None) -> Node:
+        fitting = [v for v in self.values if axis is None or v.type.axes[1] == axis]
+        return fitting[-1 - min(self.draw(st.integers(0, 3)), len(fitting) - 1)]
+
+    def step(self) -> None:
+        a = self.pick()
+        axis = a.type.axes[1]
+        if self.draw(st.booleans()):
+            into = self.draw(st.sampled_from([f for f in FEATURES if f != axis]))
+            w = self.parameter("w", BF16, (into, axis), frozen=self.draw(st.booleans()))
+            left = a if a.dtype == BF16 else cast(a, BF16)
+            self.values.append(build("dot", left, build("transpose", w)))
+            return
+        text = self.draw(st.sampled_from(sorted(STEPS.values()))).replace("X", axis.name)
+        names = {"a": a, "b": self.pick(axis)}
+        if "g" in text.replace("sigmoid", "").replace("logsumexp", ""):
+            names["g"] = self.parameter("g", self.draw(st.sampled_from([BF16, F32])), (axis,))
+        value = expression(text, **names)
+        self.values.append(cast(value, BF16) if self.draw(st.booleans()) else value)
+
+
+@st.composite
+def random_block(draw) -> Program:
+    builder = BlockBuilder(draw)
+    for _ in range(draw(st.integers(2, 9))):
+        builder.step()
+    results = dict.fromkeys([builder.values[-1], *(builder.pick() for _ in range(draw(st.integers(0, 2))))])
+    values = [v if v.dtype == BF16 else cast(v, BF16) for v in results]
+    outputs = [Output(f"y{i}", v, v.type) for i, v in enumerate(dict.fromkeys(values))]
+    read = {n.attr("name") for n in Program("p", (), tuple(outputs)).nodes() if n.op == "input"}
+    return Program.of("block", [p for p in builder.params if p.name in read], outputs)
+
+
+def is_partitioned(p: Program, seed: int) -> None:
+    parts = partition(p)
+    for kernel in parts.kernels:
+        check_text(kernel.program)
+    assert simplify(assemble(parts)) == simplify(p)
+    needed = {s.name for a in p.axes for s in a.size.free_symbols}
+    sizes = {n: s for n, s in SIZES.items() if n in needed}
+    inputs = random_inputs(p, sizes, seed)
+    got, want = (f(x, inputs, dims=sizes) for f, x in ((evaluate_partition, parts), (evaluate, p)))
+    assert all(same(got[n], want[n]) for n in want)
+
+
+def has_gradient(p: Program) -> bool:
+    try:
+        return bool(differentiate(p))
+    except CodaError as error:
+        if "no output" in str(error):
+            return False
+        raise
+
+
+@settings(max_examples=60, deadline=None)
+@given(random_block(), st.integers(0, 99))
+def test_every_pass(p, seed):
+    verify(p)
+    is_partitioned(p, seed)
+    fused, _ = optimize(p)
+    verify(fused)
+    is_partitioned(fused, seed)
+    needed = {s.name for a in p.axes for s in a.size.free_symbols}
+    sizes = {n: s for n, s in SIZES.items() if n in needed}
+    inputs = random_inputs(p, sizes, seed)
+    for name, y in evaluate(p, inputs, exact=True).items():
+        torch.testing.assert_close(evaluate(fused, inputs, exact=True)[name], y, rtol=1e-7, atol=1e-9)
+    assume(has_gradient(fused))
+    backward = check_gradients(fused, sizes, inputs=inputs, seed=seed, rtol=1e-6)
+    is_partitioned(backward.forward, seed)
+    rewritten, _ = optimize(backward.backward)
+    verify(rewritten)
+    is_partitioned(rewritten, seed)
+    bound = bind(p, shapes_of(inputs), sizes)
+    seeds = seeds_for(p, backward, bound, seed)
+    want = autograd(p, inputs, seeds, bound)
+    assume(all(g is None or (g.isfinite().all() and g.abs().max() < 1e6) for g in want.values()))
+    both = joined(fused, type(backward)(backward.forward, rewritten, backward.saved, backward.gradients))
+    got = evaluate(both, {**inputs, **{f"d_{n}": s for n, s in seeds.items()}}, exact=True)
+    for param, output in backward.gradients.items():
+        torch.testing.assert_close(got[output], want[param], rtol=1e-6, atol=1e-8)
