@@ -64,6 +64,7 @@ def axis_sizes(m: int, n: int, k: int) -> dict[str, int]:
 @pytest.mark.parametrize("tile", [t.name for t in TILES])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_kind(name: str, tile: str) -> None:
+    """Case B5, too: operands of every kind at one, four and sixteen rows."""
     call = compiled(name, tile)
     for seed, (m, n, k) in enumerate(SIZES):
         sizes = axis_sizes(m, n, k)
