@@ -22,6 +22,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
+import sympy
+
+from coda.cost import Cost, cost
 from coda.ir import Node, Output, Param, Program, Size, Type, substitute, topological
 from coda.ops import OPS, build
 from coda.passes.labels import Note
@@ -47,6 +50,11 @@ class Kernel:
     @property
     def reads(self) -> set[str]:
         return {p.name for p in self.program.params}
+
+    @property
+    def cost(self) -> Cost:
+        """Its operations and bytes; ``cost.fused`` is what it moves."""
+        return cost(self.program)
 
     @property
     def inouts(self) -> set[str]:
@@ -89,6 +97,11 @@ class Partition:
             for o in kernel.program.outputs
             if o.into is None and (consumers := tuple(k.name for k in self.kernels if o.name in k.reads))
         )
+
+    @property
+    def bytes(self) -> Size:
+        """What all kernels together move."""
+        return sum((k.cost.fused for k in self.kernels), sympy.Integer(0))
 
     def places(self, node: Node) -> list[str]:
         """The kernels that compute an operation of the block program: several where computing it again is cheaper than

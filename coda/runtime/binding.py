@@ -81,7 +81,7 @@ class _Solver:
         self.derived: list[tuple[Axis, int]] = []  # given sizes of axes that are computed from others
         symbols, axes = _symbols(program), {a.name: a for a in _axes(program)}
         for name, size in dims.items():
-            if name in symbols:
+            if name in symbols or (name not in axes and name in _computed_with(program)):
                 self._fix(name, int(size), f"{name}={size}")
             elif name in axes:
                 self.derived.append((axes[name], int(size)))
@@ -260,6 +260,11 @@ def _axes(program: Program) -> list[Axis]:
 
 def _symbols(program: Program) -> set[str]:
     return {s.name for a in _axes(program) for s in a.size.free_symbols}
+
+
+def _computed_with(program: Program) -> set[str]:
+    """Sizes that no axis has but values are computed from, as in ``x / size(D)`` where only x is left of D."""
+    return {s.name for n in program.nodes() if n.op == "size" for s in n.attr("expr").free_symbols}
 
 
 def _product(sizes: Iterable[int]) -> int:
