@@ -60,4 +60,30 @@ struct Finish {
   Output outputs[kOutputs > 0 ? kOutputs : 1];
 };
 
+// ---- row and map kernels ----
+
+constexpr int kMaxLevels = 4;
+
+// Where a tensor of a row kernel lies. Rows are counted by up to kMaxLevels nested loops, each a step in memory; an
+// operand without data stands for `value` or `integer`, as above.
+struct RowTensor {
+  void* data;
+  int64_t level[kMaxLevels];  // elements from one step of a loop to the next; 0 where the tensor does not vary
+  int64_t column;
+  int64_t gather, extent;     // rows of a table that is gathered from: their pitch and number
+  int64_t integer;
+  float value;
+  int32_t vector;             // 16-byte accesses: columns are adjacent, rows begin at multiples of 16 bytes
+};
+
+// `rows` is the product of the loops' sizes. Columns of each space are shared by the threads of a team.
+template <int kLevels_, int kSpaces_, int kTensors>
+struct Rows {
+  static constexpr int kLevels = kLevels_, kSpaces = kSpaces_;
+  int32_t rows;
+  int32_t sizes[kLevels > 0 ? kLevels : 1];
+  int32_t columns[kSpaces];
+  RowTensor tensors[kTensors];
+};
+
 }  // namespace coda

@@ -111,7 +111,7 @@ class _Unroller:
         if node.op in ("input", "dot"):
             return build("slice", node, axis=self.axis.name, index=index, span=node.span)
         if (
-            node.op in ("cast", "default", "partial", "reduce_mean")
+            node.op in ("cast", "default", "partial", "reduce_mean", "part", "concat")
             or node.op in _COMBINE
             or OPS[node.op].family == "pointwise"
         ):

@@ -1,7 +1,8 @@
 """Cut axes into pieces: along an axis that is split or joined, a value becomes several, each over a shorter axis.
 
 ``split(x, d = f | f | *)`` reads three pieces of ``d`` and ``concat`` puts three together. Afterwards a ``part`` is
-only found at leaves, where it is an address, and a ``concat`` only at the root of an output, where it is several stores.
+only found at leaves, where it is an address, and a ``concat`` only at the root of an output, where it is several
+stores.
 
 Label: bitwise, but for reductions over a cut axis: algebraic (pieces are reduced one by one, then combined).
 """
@@ -114,7 +115,9 @@ class _Cutter:
                 raise _fail(f"an empty part of '{self.axis.name}' is used on its own", node)
             return self.piece(node.args[0], self.pieces.index(Piece(node.attr("start"), node.attr("into"))))
         if not any(self.has_axis(a) for a in node.args):
-            return build(node.op, *map(self.whole, node.args), span=node.span, **dict(node.attrs)) if node.args else node
+            return (
+                build(node.op, *map(self.whole, node.args), span=node.span, **dict(node.attrs)) if node.args else node
+            )
         if node.op == "reduce_mean":
             total = self._reduced(node, "reduce_sum")
             count = build("size", expr=sympy.Mul(*(node.args[0].type.axis(a).size for a in node.attr("axes"))))  # type: ignore[union-attr]

@@ -15,7 +15,7 @@ from coda.dtypes import BF16, F16, F32
 from coda.ir import Node, dim_size
 from coda.ops.reduce import REDUCTIONS
 from coda.target.lower import is_leaf, walk
-from coda.target.plan import Finishing, Lanes, Operand, Plan, Space, Store, Variant
+from coda.target.plan import Finishing, Lanes, Operand, Plan, Space, Store, Tiled, Variant
 from coda.target.scalars import Scope, cpp_type, is_packed, literal, pack, unpack
 
 Lines = dict[Space, list[str]]  # C++ by the space it is computed in
@@ -95,7 +95,7 @@ class _Placed:
         return [n for n in self.nodes if n.op != "const" and self.space(n) is space]
 
 
-def leaf_operand(plan: Plan, leaf: Node, operands: Sequence[Operand]) -> tuple[int, int]:
+def leaf_operand(plan: Tiled, leaf: Node, operands: Sequence[Operand]) -> tuple[int, int]:
     """(index among the operands, lane) of a leaf."""
     lane, identity = 0, 0.0
     while leaf.op in ("slice", "default"):
@@ -397,7 +397,7 @@ def _store_rows(plan: Plan) -> list[str]:
 # ---- finish kernels ----
 
 
-def finish_kernel(plan: Plan, finishing: Finishing) -> str:
+def finish_kernel(plan: Tiled, finishing: Finishing) -> str:
     scope, count = Scope(), len(finishing.partials)
     values = [*(value for value, _, _ in finishing.results), *finishing.kept]
     signature = f"coda::Finish<{count + len(finishing.operands)}, {len(values)}>"
@@ -438,7 +438,7 @@ def _finished(kind: str, node: Node, k: int) -> str:
     return f"{total} / float(p.extent)" if reduction.is_mean else total
 
 
-def _finish_expression(plan: Plan, finishing: Finishing, scope: Scope, node: Node) -> str:
+def _finish_expression(plan: Tiled, finishing: Finishing, scope: Scope, node: Node) -> str:
     def load(how: str, leaf: Node, position: str) -> str:
         k, _ = leaf_operand(plan, leaf, finishing.operands)
         operand = f"p.operands[{len(finishing.partials) + k}]"
@@ -455,7 +455,7 @@ def _finish_expression(plan: Plan, finishing: Finishing, scope: Scope, node: Nod
     return scope.expression(node)
 
 
-def _is_picked_from(plan: Plan, node: Node, finishing: Finishing) -> bool:
+def _is_picked_from(plan: Tiled, node: Node, finishing: Finishing) -> bool:
     """Whether a leaf is a table over the columns, of which a row kernel reads one element (pick)."""
     if not is_leaf(node):
         return False

@@ -218,7 +218,7 @@ class _Lowering:
         """The plan with these operands, stores and so on around the product."""
         product = self.product
         return Plan(
-            name=self.program.name, program=self.program, args=_args(self.original), terms=product.terms,
+            name=self.program.name, program=self.program, args=program_args(self.original), terms=product.terms,
             a_major=product.a_major, b_major=product.b_major, products=product.accumulators, b_lanes=product.b_lanes,
             rows=product.rows, columns=product.columns, lane_axis=product.lane_axis, **parts,
         )  # fmt: skip
@@ -481,7 +481,8 @@ def leaves_above(value: Node, stop: set[Node]) -> list[Node]:
     return [n for n in walk([value], lambda n: n in stop or is_leaf(n)) if is_leaf(n)]
 
 
-def _args(program: Program) -> tuple[Arg, ...]:
+def program_args(program: Program) -> tuple[Arg, ...]:
+    """The positions of ``NAME_run``."""
     args = [
         Arg(
             p.name,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import Protocol
 
 from coda.dtypes import BF16, F8E4M3, F8E5M2, F16, F32, S8, DType
 from coda.ir import Axis, Dim, Node, Program, Size, dim_size
@@ -125,6 +126,17 @@ class Store:
     walk: Walk | None = None  # head-wise kernels, as in Operand
 
 
+class Tiled(Protocol):
+    """What finish kernels ask of the plan they belong to."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def rows(self) -> Dim: ...
+    @property
+    def columns(self) -> Dim: ...
+
+
 @dataclass(frozen=True)
 class Finishing:
     """A finish kernel. Kind "row" or "column" combines the partials of one direction; "total" reduces the values of all
@@ -142,7 +154,7 @@ class Finishing:
     results: tuple[tuple[Node, str, DType], ...]
     kept: tuple[Node, ...] = ()
 
-    def extent(self, plan: Plan) -> Size:
+    def extent(self, plan: Tiled) -> Size:
         """The number of elements reduced over: ``Finish::extent``."""
         return dim_size(plan.columns if self.kind == "row" else plan.rows)
 

@@ -83,6 +83,16 @@ class Total:
 
 
 @dataclass(frozen=True)
+class RowVariant:
+    """A kernel: ``octets`` of each operand are held by a thread (0: it reads them again for each stage); ``vector``:
+    all accesses are of 16 bytes."""
+
+    symbol: str
+    octets: int
+    vector: bool
+
+
+@dataclass(frozen=True)
 class RowPlan:
     """A row or map kernel and the finish kernels of its reductions over the rows.
 
@@ -116,15 +126,16 @@ class RowPlan:
         return self.spaces[0]
 
     @property
-    def octets(self) -> tuple[int, ...]:
-        """The variants that are built: how many octets of each operand a thread holds in registers; 0: it reads them
-        again for each stage."""
-        words = sum(OCTET * self.accesses[r.access].dtype.bytes // 4 for r in self.readings if r.space is not None and r.varies)
-        words += sum(OCTET for t in self.totals if t.space is not None)
-        fitting = [count for count in (1, 2, 4) if count == 1 or count * words <= HELD_WORDS]
-        if self.kind == "map":
-            return tuple(fitting[:2])
-        return tuple(fitting) if self.column_totals else (*fitting, 0)
+    def variants(self) -> tuple[RowVariant, ...]:
+        """The kernels that are built, in order of preference; the last one takes any layout."""
+        read = {r.access for r in self.readings if r.space is not None and r.varies}
+        words = sum(OCTET * self.accesses[k].dtype.bytes // 4 for k in read) + OCTET * len(self.column_totals)
+        counts = (1, 2) if self.kind == "map" else (1, 2, 4)
+        fitting = [n for n in counts if n == 1 or n * words <= HELD_WORDS]
+        any_layout = 1 if self.kind == "map" else 4 if self.column_totals else 0
+        stem = f"{self.name}_{self.kind}"
+        held = (RowVariant(f"{stem}_{n}", n, True) for n in fitting)
+        return (*held, RowVariant(f"{stem}_any", any_layout, False))
 
     @property
     def column_totals(self) -> tuple[Total, ...]:
@@ -132,6 +143,3 @@ class RowPlan:
 
     def arg(self, name: str) -> Arg:
         return next(a for a in self.args if a.name == name)
-
-    def symbol(self, octets: int) -> str:
-        return f"{self.name}_{self.kind}_{octets or 'stream'}"

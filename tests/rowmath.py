@@ -1,0 +1,178 @@
+"""Row kernels, run by the host compiler: the generated code of a row, with a team of one thread.
+
+``compile_rows`` makes one library of a batch of plans. A ``HostRows`` is called with a program's operands and returns
+its outputs as ``coda.runtime.reference.evaluate`` does: it binds tensors as the launcher does, runs every row, then the
+finish kernels over the partial results of one block.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from coda.dtypes import torch_dtype
+from coda.ir import dim_size
+from coda.runtime.binding import bind, evaluate_size, shapes_of
+from coda.target import emit, emit_rows
+from coda.target.plan import Finishing
+from coda.target.rowplan import MAX_LEVELS, OCTET, Access, RowPlan
+from tests.hostmath import PREAMBLE, Entry, compile_cpp
+
+
+class RowEntry(ctypes.Structure):
+    """coda::RowTensor of templates/launch.h."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("level", ctypes.c_int64 * MAX_LEVELS),
+        ("column", ctypes.c_int64),
+        ("gather", ctypes.c_int64),
+        ("extent", ctypes.c_int64),
+        ("integer", ctypes.c_int64),
+        ("value", ctypes.c_float),
+        ("vector", ctypes.c_int32),
+    )
+
+
+def launch_type(plan: RowPlan) -> type[ctypes.Structure]:
+    """coda::Rows of templates/launch.h."""
+
+    class Rows(ctypes.Structure):
+        _fields_ = (
+            ("rows", ctypes.c_int32),
+            ("sizes", ctypes.c_int32 * max(len(plan.levels), 1)),
+            ("columns", ctypes.c_int32 * len(plan.spaces)),
+            ("tensors", RowEntry * len(plan.accesses)),
+        )
+
+    return Rows
+
+
+def compile_rows(plans: Sequence[RowPlan]) -> list[HostRows]:
+    plans = [replace(plan, name=f"p{i}_{plan.name}") for i, plan in enumerate(plans)]
+    library = compile_cpp("\n".join([PREAMBLE, '#include "serial_team.h"', *map(_driver, plans)]))
+    return [HostRows(plan, library) for plan in plans]
+
+
+def _driver(plan: RowPlan) -> str:
+    lines = [f"namespace {plan.name} {{\n{emit_rows.row_body(plan)}\n}}"]
+    for octets in _variants(plan):
+        body = f"{plan.name}::Body"
+        lines.append(
+            f'extern "C" void {plan.name}_{octets}({body}::Launch const* p) {{ run_rows<{body}, {octets}>(*p); }}'
+        )
+    for finishing in plan.finishings:
+        inputs, outputs = len(finishing.partials) + len(finishing.operands), len(finishing.results)
+        name = f"{plan.name}_finish_{finishing.kind}"
+        lines += [
+            emit.finish_kernel(plan, finishing),
+            f'extern "C" void {name}_all(Entry const* entries, int length, int count, int64_t extent) {{',
+            f"  auto const p = finish<coda::Finish<{inputs}, {outputs}>>(entries, {inputs}, {outputs}, length, count, "
+            "extent);",
+            f"  for (threadIdx.x = 0; threadIdx.x < length; ++threadIdx.x) {name}(p);",
+            "}",
+        ]
+    return "\n".join(lines)
+
+
+def _variants(plan: RowPlan) -> tuple[int, ...]:
+    """Enough octets for one thread to hold the small rows of tests; and the streaming variant."""
+    return (16, 0) if plan.variants[-1].octets == 0 else (16,)
+
+
+@dataclass(frozen=True)
+class HostRows:
+    """A plan compiled for the host."""
+
+    plan: RowPlan
+    library: ctypes.CDLL
+
+    def __call__(
+        self, inputs: Mapping[str, Any], octets: int = 16, dims: Mapping[str, int] | None = None
+    ) -> dict[str, Tensor]:
+        return _Call(self, inputs, octets, dims).outputs()
+
+
+class _Call:
+    def __init__(self, program: HostRows, inputs: Mapping[str, Any], octets: int, dims: Mapping[str, int] | None):
+        self.plan, self.library, self.octets = program.plan, program.library, octets
+        self.sizes = bind(self.plan.program, shapes_of(inputs), dims)
+        self.tensors = dict(inputs)
+        for arg in self.plan.args:
+            if arg.inout:
+                self.tensors[arg.name] = inputs[arg.name].clone()
+            elif arg.is_output:
+                shape = [self.size(d) for d in arg.dims]
+                self.tensors[arg.name] = torch.full(shape, -777.0).to(torch_dtype(arg.dtype))
+        self.partials = {t.access: torch.full([self._length(t.space)], -777.0) for t in self.plan.totals}
+
+    def size(self, size: Any) -> int:
+        return evaluate_size(size, self.sizes)
+
+    def _length(self, space: int | None) -> int:
+        return 1 if space is None else self.size(dim_size(self.plan.spaces[space]))
+
+    def outputs(self) -> dict[str, Tensor]:
+        levels = [self.size(dim_size(level)) for level in self.plan.levels]
+        columns = [self.size(dim_size(space)) for space in self.plan.spaces]
+        assert self.octets == 0 or max(columns) <= OCTET * self.octets
+        p = launch_type(self.plan)(rows=math.prod(levels))
+        p.sizes[: len(levels)], p.columns[:] = levels, columns
+        for k, access in enumerate(self.plan.accesses):
+            self._fill(p.tensors[k], k, access)
+        run = getattr(self.library, f"{self.plan.name}_{self.octets}")
+        run.restype = None
+        run(ctypes.byref(p))
+        for finishing in self.plan.finishings:
+            self._finish(finishing)
+        return {o.name: self.tensors[o.into or o.name] for o in self.plan.program.outputs}
+
+    def _fill(self, entry: RowEntry, k: int, access: Access) -> None:
+        """As bind_rows in templates/host/rows.h."""
+        if k in self.partials:
+            entry.data = self.partials[k].data_ptr()
+            return
+        if access.arg is None:
+            entry.integer = self.size(access.size)
+            return
+        value, default = self.tensors.get(access.arg), self.plan.arg(access.arg).default
+        if value is None:
+            value = access.identity if default is None else default
+        if not isinstance(value, Tensor):
+            entry.value, entry.integer = value, int(value) if abs(value) < 2**62 else 0
+            return
+        stride = lambda s: 0 if s is None or value.shape[s.dim] == 1 else value.stride(s.dim) * self.size(s.scale)  # noqa: E731
+        offset = sum(value.stride(dim) * self.size(elements) for dim, elements in access.offsets)
+        entry.data = value.data_ptr() + offset * value.element_size()
+        entry.level[: len(access.levels)] = [stride(s) for s in access.levels]
+        entry.column = stride(access.column)
+        steps = [*entry.level]
+        if access.gather is not None:
+            entry.gather, entry.extent = stride(access.gather[0]), self.size(access.gather[1])
+            steps.append(entry.gather)
+        pitches = [entry.data, *(step * value.element_size() for step in steps)]
+        entry.vector = entry.column == 1 and not any(x % 16 for x in pitches)
+
+    def _finish(self, finishing: Finishing) -> None:
+        outputs = [self.tensors[name] for _, name, _ in finishing.results]
+        partials = [self.partials[self.plan.totals[i].access] for i in finishing.partials]
+        entries = [Entry(data=x.data_ptr()) for x in partials]
+        for operand in finishing.operands:
+            value = self.tensors.get(operand.arg)
+            if value is None:
+                default = self.plan.arg(operand.arg).default
+                value = operand.identity if default is None else default
+            is_tensor = isinstance(value, Tensor)
+            entries.append(Entry(data=value.data_ptr(), row=value.dim()) if is_tensor else Entry(value=value))
+        entries += [Entry(data=x.data_ptr(), row=x.dim()) for x in outputs]
+        length = len(partials[0]) if finishing.kind == "column" else 1
+        run = getattr(self.library, f"{self.plan.name}_finish_{finishing.kind}_all")
+        run.restype, run.argtypes = None, (ctypes.c_void_p, ctypes.c_int, ctypes.c_int, ctypes.c_int64)
+        rows = math.prod(self.size(dim_size(level)) for level in self.plan.levels)
+        run((Entry * len(entries))(*entries), length, 1, rows)
