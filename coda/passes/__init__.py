@@ -17,7 +17,7 @@ PyTorch does, lanes.py unrolls lane axes for the lowering.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,6 +27,7 @@ from coda.passes.differentiate import Backward, differentiate
 from coda.passes.fold import fold
 from coda.passes.join_sums import join_sums
 from coda.passes.labels import Note
+from coda.passes.merge import MOST
 from coda.passes.partition import Partition, partition
 from coda.passes.simplify import simplify
 
@@ -78,11 +79,18 @@ def derive(
     return replace(backward, backward=optimized), (*notes, *backward.notes, *more)
 
 
-def fuse(program: Program, wrt: Sequence[str] | None = (), *, numerics: str = "fused", **options: Any) -> Block:
+def fuse(
+    program: Program,
+    wrt: Sequence[str] | None = (),
+    *,
+    numerics: str = "fused",
+    most: Mapping[str, int] = MOST,
+    **options: Any,
+) -> Block:
     """The kernels of a block program. ``wrt`` names the parameters that want gradients, None all that can have one;
-    with no name there is no backward."""
+    with no name there is no backward. ``most``: see ``merge.py``."""
     if wrt is not None and not wrt:
         forward, notes = optimize(program, numerics)
-        return Block(program, partition(forward), None, None, notes)
+        return Block(program, partition(forward, most), None, None, notes)
     gradients, notes = derive(program, wrt, numerics=numerics, **options)
-    return Block(program, partition(gradients.forward), partition(gradients.backward), gradients, notes)
+    return Block(program, partition(gradients.forward, most), partition(gradients.backward, most), gradients, notes)

@@ -30,8 +30,12 @@ def expand(value: Node, axes: Sequence[Axis]) -> Node:
 
 def conform(value: Node, type_: Type) -> Node:
     """The value with exactly the dims of a type, as ``@`` needs it."""
-    value = expand(value, type_.axes)
-    if value.type.dims == type_.dims:
+    return arranged(expand(value, type_.axes), type_)
+
+
+def arranged(value: Node, type_: Type) -> Node:
+    """The value with its axes grouped and ordered as in a type, if they are the same axes."""
+    if value.type.dims == type_.dims or value.type.names != type_.names:
         return value
     if value.type.dims == type_.dims[::-1] and len(type_.dims) == 2:
         return build("transpose", value)

@@ -27,7 +27,7 @@ from coda.errors import CodaError, Diagnostic, did_you_mean
 from coda.frontend import expression
 from coda.ir import Axis, Node, Output, Param, Program
 from coda.ops import OPS, build
-from coda.passes.axes import Part, add_all, conform, join_parts, join_slices, number, sum_to
+from coda.passes.axes import Part, add_all, arranged, conform, join_parts, join_slices, number, sum_to
 from coda.passes.labels import Note
 from coda.passes.naming import Fresh, taken_names
 from coda.passes.save import keep_for
@@ -176,7 +176,7 @@ class _Sweep:
                 reached.append(join_slices(self.slices[node, axis.name], axis))
             if (node, axis.name) in self.parts:
                 reached.append(join_parts(self.parts[node, axis.name], axis, self.fresh))
-        return add_all(reached) if reached else None
+        return arranged(add_all(reached), node.type) if reached else None
 
     def pass_on(self, node: Node, dy: Node) -> None:
         """From the gradient of a value to those of its operands."""

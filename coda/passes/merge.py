@@ -12,11 +12,13 @@ rounded to f32, and their sum.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from coda.ir import Node, Program, topological
 from coda.passes.labels import BITWISE, Label, Note, note
 
+MOST = {"K": 16, "N": 16, "M": 16}  # the most products that one kernel of each kind takes
 K_LABEL = Label("one accumulation instead of two sums added in f32")
 
 
@@ -33,18 +35,19 @@ class Group:
 
 
 def core(operand: Node) -> Node:
-    """What is in memory of an operand of a product: without what only renames or reorders its axes."""
-    while operand.op in ("transpose", "layout"):
+    """What is in memory of an operand of a product: without a transpose, or another view of a parameter."""
+    while operand.op == "transpose" or (operand.op == "layout" and operand.args[0].op == "input"):
         (operand,) = operand.args
     return operand
 
 
-def merge(program: Program) -> tuple[tuple[Group, ...], tuple[Note, ...]]:
-    """All products of a program in groups, in an order in which kernels can run them."""
+def merge(program: Program, most: Mapping[str, int] = MOST) -> tuple[tuple[Group, ...], tuple[Note, ...]]:
+    """All products of a program in groups, in an order in which kernels can run them. ``most`` says how many products
+    the kernels at hand take, by kind; 0 or 1 rules a kind out."""
     merger = _Merger(program)
     for kind, candidates in (("K", merger.sums()), ("N", merger.sharing(0)), ("M", merger.sharing(1))):
         for dots in candidates:
-            merger.join(kind, dots)
+            merger.join(kind, dots, most.get(kind, 0))
     groups = merger.ordered()
     assert groups is not None
     merged = [g for g in groups if g.kind != "single"]
@@ -85,15 +88,17 @@ class _Merger:
             found.setdefault((d.args[side]), []).append(d)
         return [dots for dots in found.values() if len(dots) > 1]
 
-    def join(self, kind: str, dots: list[Node]) -> None:
-        """Merge those of the products that are still alone, if kernels can then be put in order."""
+    def join(self, kind: str, dots: list[Node], most: int) -> None:
+        """Merge those of the products that are still alone, ``most`` at a time, if kernels can be put in order."""
         single = [g for g in self.groups if g.kind == "single" and g.dots[0] in dots]
-        if len(single) < 2:
-            return
-        groups, self.groups = self.groups, [g for g in self.groups if g not in single]
-        self.groups.append(Group(kind, tuple(d for g in single for d in g.dots)))
-        if self.ordered() is None:
-            self.groups = groups
+        if len(single) > most > 1:
+            self.join(kind, [g.dots[0] for g in single[:most]], most)
+            self.join(kind, [g.dots[0] for g in single[most:]], most)
+        elif 1 < len(single) <= most:
+            groups, self.groups = self.groups, [g for g in self.groups if g not in single]
+            self.groups.append(Group(kind, tuple(d for g in single for d in g.dots)))
+            if self.ordered() is None:
+                self.groups = groups
 
     def ordered(self) -> list[Group] | None:
         """The groups so that each comes after those it reads from, those that nothing waits for last; None where they

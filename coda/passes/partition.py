@@ -25,10 +25,10 @@ from dataclasses import dataclass, replace
 import sympy
 
 from coda.cost import Cost, cost
-from coda.ir import Node, Output, Param, Program, Size, Type, substitute, topological
+from coda.ir import Node, Output, Param, Program, Size, Type, rewrite, substitute, topological
 from coda.ops import OPS, build
 from coda.passes.labels import Note
-from coda.passes.merge import Group, core, merge
+from coda.passes.merge import MOST, Group, core, merge
 from coda.passes.mincut import vertex_cut
 from coda.passes.naming import Fresh, taken_names
 from coda.passes.schedule import LEAVES, Schedule, in_memory, is_reduction
@@ -82,7 +82,8 @@ class Edge:
 
 @dataclass(frozen=True)
 class Partition:
-    """The kernels of a block program in the order in which they run."""
+    """The kernels of a block program in the order in which they run. In ``program`` a mean that tiles begin is a sum,
+    divided."""
 
     program: Program
     kernels: tuple[Kernel, ...]
@@ -104,15 +105,31 @@ class Partition:
         return sum((k.cost.fused for k in self.kernels), sympy.Integer(0))
 
     def places(self, node: Node) -> list[str]:
-        """The kernels that compute an operation of the block program: several where computing it again is cheaper than
+        """The kernels that compute an operation of ``program``: several where computing it again is cheaper than
         reading it."""
         return [k.name for k in self.kernels if node in k.computes]
 
 
-def partition(program: Program) -> Partition:
-    """The kernels of a program with any number of products."""
-    groups, notes = merge(program)
+def partition(program: Program, most: Mapping[str, int] = MOST) -> Partition:
+    """The kernels of a program with any number of products; ``most`` limits what is merged, see ``merge.py``."""
+    program = _finish_means(program, Schedule(program, merge(program, most)[0]))
+    groups, notes = merge(program, most)
     return _Partitioner(program, Schedule(program, groups)).run(notes)
+
+
+def _finish_means(program: Program, schedule: Schedule) -> Program:
+    """A mean that the tiles of a kernel begin is a sum, divided where it is finished."""
+
+    def visit(node: Node, args: tuple[Node, ...]) -> Node | None:
+        if node.op != "reduce_mean" or node not in schedule.late:
+            return None
+        sizes = [a.size for a in node.args[0].type.axes if a.name in node.attr("axes")]
+        total = build("reduce_sum", *args, axes=node.attr("axes"), span=node.span)
+        return build("div", total, build("size", expr=sympy.Mul(*sizes)), span=node.span)
+
+    if any(o.is_partial and o.value.args[0].op == "reduce_mean" for o in program.outputs):
+        return program  # the program itself stores an unfinished mean
+    return rewrite(program, visit)
 
 
 def assemble(partition: Partition) -> Program:

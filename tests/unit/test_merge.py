@@ -47,6 +47,13 @@ def test_products_that_wait_for_each_other_are_not_merged():
     assert [g.kind for g in merge(p)[0]] == ["single"] * 3
 
 
+def test_kernels_may_take_fewer():
+    p = block("return z = (x @ a.T) * (x @ b.T): bf16, v = x @ d.T: bf16")
+    assert [len(g.dots) for g in merge(p)[0]] == [3]
+    assert sorted(len(g.dots) for g in merge(p, {"N": 2})[0]) == [1, 2]
+    assert [len(g.dots) for g in merge(p, {})[0]] == [1, 1, 1]
+
+
 def test_labels():
     _, notes = merge(block("return z = x @ a.T + y @ c.T: bf16"))
     assert [str(n.label) for n in notes] == ["algebraic (one accumulation instead of two sums added in f32)"]

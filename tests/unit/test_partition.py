@@ -36,7 +36,7 @@ def check(p: Program, sizes: dict[str, int] = SIZES) -> Partition:
     parts = partition(p)
     for kernel in parts.kernels:
         check_text(kernel.program)
-    assert simplify(assemble(parts)) == simplify(p), print_program(assemble(parts))
+    assert simplify(assemble(parts)) == simplify(parts.program), print_program(assemble(parts))
     symbols = {s.name for a in p.axes for s in a.size.free_symbols}
     inputs = random_inputs(p, {n: sizes.get(n, 2) for n in symbols})
     bound = bind(p, shapes_of(inputs), {n: sizes.get(n, 2) for n in symbols})
@@ -134,11 +134,10 @@ def test_delaying_saves_bytes():
 
 
 def test_where_things_run():
-    p = delay_norm(program(NORM_LINEAR))[0]
-    parts = partition(p)
-    (rsqrt,) = (n for n in p.nodes() if n.op == "rsqrt")
+    parts = partition(delay_norm(program(NORM_LINEAR))[0])
+    (rsqrt,) = (n for n in parts.program.nodes() if n.op == "rsqrt")
     assert parts.places(rsqrt) == ["p_2_finish"]
-    assert all(parts.places(n) for n in p.nodes() if n.args)
+    assert all(parts.places(n) for n in parts.program.nodes() if n.args)
     assert any("p_2_finish: the tiles of a kernel reduce a part each" in str(n) for n in parts.notes)
 
 
