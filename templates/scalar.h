@@ -71,6 +71,12 @@ template <class A> CODA_FN Two<A> spread(Two<A> a) { return a; }
   template <class T> CODA_FN Two<T> name(Two<T> a, T b) { return {name(a.x, b), name(a.y, b)}; }           \
   template <class T> CODA_FN Two<T> name(T a, Two<T> b) { return {name(a, b.x), name(a, b.y)}; }
 
+// Whether columns n and n + 1 are the one at `position`; in 32 bits, which a column fits.
+CODA_FN Two<bool> is_column(int n, int64_t position) {
+  int32_t const column = position == int32_t(position) ? int32_t(position) : -1;
+  return {n == column, n + 1 == column};
+}
+
 // ---- conversions between the arithmetic types (float, int64_t, int32_t, bool) ----
 template <class To, class From> CODA_FN To convert(From a) { return To(a); }
 template <class To, class From> CODA_FN Two<To> convert(Two<From> a) { return {To(a.x), To(a.y)}; }

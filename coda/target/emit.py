@@ -81,7 +81,17 @@ class _Placed:
     @classmethod
     def of(cls, plan: Plan) -> _Placed:
         roots = [v for s in plan.stores for v in s.values]
-        return cls(plan, tuple(walk(roots, lambda n: is_leaf(n) or n in plan.products)))
+        nodes = walk(roots, lambda n: is_leaf(n) or n in plan.products)
+        placed = cls(plan, tuple(nodes))
+        used = {a for n in nodes if placed.position(n) is None for a in n.args}
+        return cls(plan, tuple(n for n in nodes if n.op != "index" or n in used or n in roots))
+
+    def position(self, node: Node) -> Node | None:
+        """What is compared with the index of each column, one for each row, as in ``index(V) == label``."""
+        for one, other in (node.args, node.args[::-1]) if node.op == "eq" else ():
+            if one.op == "index" and other.dtype.kind == "int" and self.space(other) is Space.ROW:
+                return other if self.space(one) is Space.COLUMN else None
+        return None
 
     def space(self, node: Node) -> Space:
         if node in self.plan.products:
@@ -147,6 +157,8 @@ def _emit_node(placed: _Placed, scope: Scope, node: Node, space: Space, name: st
         expression = _load(placed.plan, node, space)
     elif node.op == "index":
         expression = "int64_t(m)" if space is Space.ROW else "{int64_t(n), int64_t(n) + 1}"
+    elif (position := placed.position(node)) is not None:
+        expression = f"coda::is_column(n, {scope.value(position, 'int64_t')})"
     elif node.op == "size" and not node.attr("expr").is_Integer:
         expression = "columns" if node.attr("expr") == dim_size(placed.plan.columns) else "rows"
     elif space is Space.TILE and node.op == "cast" and is_packed(node.dtype):

@@ -7,7 +7,7 @@ namespace cross_entropy_dlogits {
 struct Body {
   struct Uniform { int64_t u0; float u1; float u2; };
   struct Row { int64_t r0; bool r1; float r2; float r3; float r4; float r5; };
-  struct Columns { coda::Two<int64_t> c0; };
+  struct Columns {};
   struct Result { uint32_t store0_0; };
   CODA_FN static Uniform uniform(coda::Operand const* in, int rows, int columns) {
     Uniform u{};
@@ -28,14 +28,13 @@ struct Body {
   }
   CODA_FN static Columns columns(coda::Operand const* in, Uniform const& u, int n, int columns) {
     Columns c{};
-    c.c0 = {int64_t(n), int64_t(n) + 1};
     return c;
   }
   CODA_FN static Result element(Uniform const& u, Row const& r, Columns const& c, int m, int n, coda::Two<float> product0) {
     coda::Two<float> const v1 = product0 - r.r3;
     coda::Two<float> const v2 = coda::exp(v1);
     coda::Two<float> const v3 = v2 * r.r5;
-    coda::Two<bool> const v4 = c.c0 == r.r0;
+    coda::Two<bool> const v4 = coda::is_column(n, r.r0);
     coda::Two<float> const v5 = v3 - coda::convert<float>(v4);
     coda::Two<float> const v6 = r.r2 * v5;
     coda::Two<float> const v7 = coda::where(r.r1, 0.0f, v6);
