@@ -10,8 +10,7 @@ from torch import Tensor
 
 from coda.dtypes import torch_dtype
 from coda.frontend import load
-from coda.ir import Output, Param, Program, substitute
-from coda.ops import build
+from coda.ir import Param, Program
 from coda.passes.differentiate import Backward, differentiate
 from coda.printer import print_program
 from coda.runtime.binding import bind, shapes_of, type_shape
@@ -44,23 +43,6 @@ def autograd(program: Program, inputs: Mapping[str, Any], seeds: Mapping[str, Te
     grads = torch.autograd.grad(loss, [context.leaves[n] for n in names], allow_unused=True)
     axes = {p.name: p.type for p in program.params}
     return {n: None if g is None else g.reshape(type_shape(axes[n], sizes)) for n, g in zip(names, grads, strict=True)}
-
-
-def joined(program: Program, backward: Backward) -> Program:
-    """Forward and backward as one program, so that what is kept is not rounded on the way."""
-    kept = {o.name: o for o in backward.forward.outputs}
-    replaced = {}
-    for name in backward.saved:
-        output = kept[name]
-        value = output.value
-        if value.type.dims != output.type.dims:
-            value = build("layout", value, dims=output.type.dims)
-        replaced[build("input", name=name, type=output.type)] = value
-    new = substitute((o.value for o in backward.backward.outputs), replaced)
-    outputs = [Output(o.name, new[o.value], o.type) for o in backward.backward.outputs]
-    own = {p.name for p in program.params}
-    seeds = [p for p in backward.backward.params if p.name not in own | set(backward.saved) and not p.inout]
-    return Program.of(backward.backward.name, (*program.params, *seeds), outputs)
 
 
 def check_text(program: Program) -> None:
@@ -102,7 +84,7 @@ def check_gradients(
     sizes = bind(program, shapes_of(inputs), sizes)
     seeds = seeds_for(program, backward, sizes, seed + 1)
     want = autograd(program, inputs, seeds, sizes)
-    both = joined(program, backward)
+    both = backward.joined()
     known = {n: s for n, s in sizes.items() if n in {s.name for a in both.axes for s in a.size.free_symbols}}
     got = evaluate(both, {**inputs, **{f"d_{n}": s for n, s in seeds.items()}}, exact=True, dims=known)
     for param, output in backward.gradients.items():

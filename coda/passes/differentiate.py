@@ -18,14 +18,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import sympy
 
 from coda.dtypes import BF16, F32, DType
 from coda.errors import CodaError, Diagnostic, did_you_mean
 from coda.frontend import expression
-from coda.ir import Axis, Node, Output, Param, Program
+from coda.ir import Axis, Node, Output, Param, Program, substitute
 from coda.ops import OPS, build
 from coda.passes.axes import Part, add_all, arranged, conform, join_parts, join_slices, number, sum_to
 from coda.passes.labels import Note
@@ -47,6 +47,16 @@ class Backward:
     saved: tuple[str, ...]
     gradients: dict[str, str]
     notes: tuple[Note, ...] = ()
+
+    def joined(self) -> Program:
+        """Gradients from operands and ``d_y`` alone: the forward in place of what it keeps. For proofs and tests."""
+        kept = {o.name: o for o in self.forward.outputs if o.name in self.saved}
+        replaced = {build("input", name=n, type=o.type): arranged(o.value, o.type) for n, o in kept.items()}
+        new = substitute((o.value for o in self.backward.outputs), replaced)
+        outputs = [replace(o, value=new[o.value]) for o in self.backward.outputs]
+        own = {p.name for p in self.forward.params}
+        seeds = [p for p in self.backward.params if p.name not in own | kept.keys()]
+        return Program.of(self.backward.name, (*self.forward.params, *seeds), outputs)
 
 
 def differentiate(

@@ -12,7 +12,7 @@ from coda.passes.differentiate import differentiate
 from coda.runtime.compare import compare
 from coda.runtime.inputs import random_inputs
 from coda.runtime.reference import evaluate
-from tests.gradients import check_gradients, joined
+from tests.gradients import check_gradients
 from tests.support import bf16, program
 
 LINEAR = "program p(x: bf16[M, D], g: {g}[D], w: bf16[N, D], eps: f32 = 1e-5) {{ return y = {norm} @ w.T: bf16 }}"
@@ -36,7 +36,7 @@ def test_f1_f8_gemma_weights_are_around_zero_forward_and_backward():
     y = F.rms_norm(x, (64,), 1 + g, 1e-5) @ w.T
     torch.testing.assert_close(evaluate(after, inputs, exact=True)["y"], y)
     d_y = torch.randn(16, 24).bfloat16()
-    got = evaluate(joined(after, backward), {**inputs, "d_y": d_y}, exact=True)
+    got = evaluate(backward.joined(), {**inputs, "d_y": d_y}, exact=True)
     for name, want in zip("xgw", torch.autograd.grad(y, (x, g, w), d_y.double()), strict=True):
         torch.testing.assert_close(got[f"d_{name}"], want)
 
@@ -103,7 +103,7 @@ def test_f10_rows_far_from_one(scale):
     assert compare(p, inputs, evaluate(after, inputs)).ok
     backward = differentiate(after)
     call = {**inputs, "d_y": torch.randn(16, 24).bfloat16()}
-    both = joined(after, backward)
+    both = backward.joined()
     got, exact = evaluate(both, call), evaluate(both, call, exact=True)
     for name in exact:
         assert got[name].isfinite().all()

@@ -20,7 +20,7 @@ from coda.runtime.blocks import evaluate_partition
 from coda.runtime.inputs import random_inputs
 from coda.runtime.reference import evaluate
 from coda.verify import verify
-from tests.gradients import autograd, check_gradients, check_text, joined, seeds_for
+from tests.gradients import autograd, check_gradients, check_text, seeds_for
 from tests.programs import cast
 from tests.support import same
 
@@ -126,7 +126,7 @@ def test_every_pass(p, seed):
     seeds = seeds_for(p, backward, bound, seed)
     want = autograd(p, inputs, seeds, bound)
     assume(all(g is None or (g.isfinite().all() and g.abs().max() < 1e6) for g in want.values()))
-    both = joined(fused, type(backward)(backward.forward, rewritten, backward.saved, backward.gradients))
+    both = type(backward)(backward.forward, rewritten, backward.saved, backward.gradients).joined()
     got = evaluate(both, {**inputs, **{f"d_{n}": s for n, s in seeds.items()}}, exact=True)
     for param, output in backward.gradients.items():
         torch.testing.assert_close(got[output], want[param], rtol=1e-6, atol=1e-8)

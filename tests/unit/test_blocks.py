@@ -21,7 +21,7 @@ from coda.runtime.blocks import evaluate_partition
 from coda.runtime.compare import compare
 from coda.runtime.inputs import random_inputs
 from coda.runtime.reference import evaluate
-from tests.gradients import check_gradients, check_text, joined, seeds_for
+from tests.gradients import check_gradients, check_text, seeds_for
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SIZES = {"M": 5, "D": 16, "A": 8, "F": 12, "V": 10, "N": 6, "B": 2, "T": 3, "HQ": 4, "HK": 2, "P": 7, "f": 2}
@@ -151,7 +151,7 @@ def test_forward_and_gradients_are_those_of_the_module(name):
     wanted = list(backward.gradients)
     want = dict(zip(wanted, torch.autograd.grad(loss, [leaves[n] for n in wanted]), strict=True))
     calls = {**inputs, **{f"d_{n}": s for n, s in seeds.items()}}
-    got = evaluate(joined(p, backward), calls, exact=True, dims=sizes)
+    got = evaluate(backward.joined(), calls, exact=True, dims=sizes)
     for n, output in backward.gradients.items():
         torch.testing.assert_close(got[output], want[n], rtol=1e-9, atol=1e-9)
 
@@ -163,7 +163,7 @@ def test_the_fused_block_has_the_gradients_of_the_module(name):
     inputs, sizes = operands(p)
     check_gradients(optimize(p)[0], sizes, inputs=inputs)
     b = fuse(p, None)
-    plain, fused = (joined(p, x) for x in (check_gradients(p, sizes, inputs=inputs), b.gradients))
+    plain, fused = (x.joined() for x in (check_gradients(p, sizes, inputs=inputs), b.gradients))
     calls = {**inputs, **{f"d_{n}": s for n, s in seeds_for(p, b.gradients, sizes, 1).items()}}
     want, got = (evaluate(x, calls, exact=True, dims=sizes) for x in (plain, fused))
     for n in want:

@@ -17,7 +17,7 @@ from coda.runtime.compare import compare
 from coda.runtime.inputs import random_inputs
 from coda.runtime.reference import evaluate
 from coda.verify import verify
-from tests.gradients import check_gradients, joined
+from tests.gradients import check_gradients
 from tests.support import program
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -157,7 +157,7 @@ def test_blocks(name, golden):
 
 def test_gradients_of_the_delayed_program_are_those_of_the_original():
     before = linear("rms_norm(x, g, eps)")
-    a, b = (joined(p, differentiate(p)) for p in (before, delayed(before)))
+    a, b = (differentiate(p).joined() for p in (before, delayed(before)))
     assert prove(a, b)
     assert prove(b, delay_norm(b)[0])
 

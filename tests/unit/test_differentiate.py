@@ -17,7 +17,7 @@ from coda.passes.differentiate import differentiate
 from coda.printer import print_program
 from coda.runtime.inputs import random_inputs
 from coda.runtime.reference import evaluate
-from tests.gradients import autograd, check_gradients, check_text, joined
+from tests.gradients import autograd, check_gradients, check_text
 from tests.programs import tour
 from tests.support import program
 
@@ -128,7 +128,7 @@ def test_library(name):
     seed = torch.randn_like(evaluate(p, inputs)["y"])
     y, want = gradients_in_torch(function, *inputs.values(), seed=seed)
     torch.testing.assert_close(evaluate(p, inputs, exact=True)["y"], y)
-    got = evaluate(joined(p, backward), {**inputs, "d_y": seed}, exact=True)
+    got = evaluate(backward.joined(), {**inputs, "d_y": seed}, exact=True)
     for param, gradient in zip(inputs, want, strict=True):
         torch.testing.assert_close(got[backward.gradients[param]], gradient, rtol=1e-9, atol=1e-9)
 
@@ -144,7 +144,7 @@ def test_cross_entropy():
     z = x @ w.T
     nll = F.cross_entropy(z, inputs["label"], reduction="none") + 0.1 * z.logsumexp(1) ** 2
     nll = torch.where(inputs["label"] != -100, nll * inputs["weight"].double(), 0.0)
-    got = evaluate(joined(p, backward), {**inputs, **seeds}, exact=True)
+    got = evaluate(backward.joined(), {**inputs, **seeds}, exact=True)
     for name, gradient in zip("xw", torch.autograd.grad(nll, (x, w), seeds["d_nll"].double()), strict=True):
         torch.testing.assert_close(got[f"d_{name}"], gradient)
 
@@ -153,7 +153,7 @@ def test_all_labels_ignored_gives_zero_gradients():
     p = only(tour()["ce"])
     inputs = random_inputs(p, {"M": 2, "D": 5, "V": 7}) | {"label": torch.tensor([-100, -100])}
     backward = differentiate(p, ["x", "w"], of=["nll"])
-    got = evaluate(joined(p, backward), {**inputs, "d_nll": torch.ones(2)}, exact=True)
+    got = evaluate(backward.joined(), {**inputs, "d_nll": torch.ones(2)}, exact=True)
     assert not got["d_x"].any() and not got["d_w"].any()
 
 
@@ -205,7 +205,7 @@ def test_inputs_are_not_written():
     before = {n: x.clone() for n, x in inputs.items() if isinstance(x, torch.Tensor)}
     backward = differentiate(p)
     call = {**inputs, "d_out": torch.randn(3, 8).bfloat16()}
-    first, second = (evaluate(joined(p, backward), call) for _ in range(2))
+    first, second = (evaluate(backward.joined(), call) for _ in range(2))
     assert all(torch.equal(before[n], inputs[n]) for n in before)
     assert all(torch.equal(first[n], second[n]) for n in first)
 
