@@ -38,10 +38,11 @@ from coda.target.plan import Finishing, Lanes, Operand, Plan, Store
 
 HOST_INCLUDE = Path(__file__).parent / "host_include"
 FLAGS = ("-std=c++17", "-O1", "-ffp-contract=off", "-shared", "-fPIC", "-Wall", "-Werror", "-Wno-unused")
-# Operations of which IEEE arithmetic defines every bit. (torch's vectorised sqrt is one place off now and then.)
+# Operations of which IEEE arithmetic defines every bit. (torch's vectorised sqrt is one place off now and then, and
+# relu(-0.0) is a zero of either sign.)
 EXACT = (
     "add", "sub", "mul", "div", "neg", "eq", "ne", "lt", "le", "gt", "ge", "where", "maximum", "minimum", "clamp",
-    "abs", "sign", "relu",
+    "abs", "sign",
 )  # fmt: skip
 APPROXIMATE = tuple(name for name, op in OPS.items() if op.family == "pointwise" and name not in EXACT)
 REDUCE = {"sum": Tensor.sum, "mean": Tensor.sum, "max": Tensor.amax, "min": Tensor.amin}

@@ -264,8 +264,9 @@ def check_bits(program: Program, host: HostProgram, seed: int) -> None:
 
 
 def reorders(plan: Plan) -> bool:
-    """Whether a kernel adds in an order that is not torch's: totals over all rows."""
-    return any(f.kind == "total" for f in plan.finishings)
+    """Whether a kernel adds in an order that is not torch's: totals over all rows, sums over both lanes."""
+    over_lanes = plan.lane_axis is not None and any(s.kind == "row" for s in plan.stores)
+    return over_lanes or any(f.kind == "total" for f in plan.finishings)
 
 
 def test_examples_have_the_interpreters_bits():
