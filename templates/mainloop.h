@@ -7,6 +7,7 @@
 //   two lanes  B is seen as (K, 8, 2, F / 8): groups of eight rows of the gate weight alternate with the same rows of
 //              the up weight, wherever those lie in memory, so a thread's neighbouring accumulators are partners and
 //              no weight is ever re-packed.
+//   side by side  The columns of q, k and v come from three weights: each tile reads the one it lies in.
 //   a sum      The terms of x @ v.T + y @ w.T follow each other along K: the descriptors switch where a term ends, at
 //              a tile of K that TMA fills up with zeros.
 #pragma once
@@ -48,8 +49,9 @@ struct Mainloop : Base {
     }
   }
 
-  // Of all terms: each begins with a tile of its own.
+  // Of all terms that are summed: each begins with a tile of its own.
   CUTLASS_DEVICE static int k_tiles(Launch const& p) {
+    if constexpr (Visitor::kJoined) return tiles(p.k[0], kTileK);
     int count = 0;
     CUTLASS_PRAGMA_UNROLL
     for (int term = 0; term < Launch::kTerms; ++term) count += tiles(p.k[term], kTileK);
@@ -69,7 +71,14 @@ struct Mainloop : Base {
                            BlockCoord const& coord, KTiles, int, int, uint32_t rank, TensorStorage& smem) {
     if (!cute::elect_one_sync()) return;
     int const cm = int(rank) % kClusterM, cn = int(rank) / kClusterM;
-    int const row_a = int(cute::get<0>(coord)) * kTileM, row_b = int(cute::get<1>(coord)) * kTileN;
+    int const row_a = int(cute::get<0>(coord)) * kTileM;
+    int row_b = int(cute::get<1>(coord)) * kTileN, first_term = 0, end_term = Launch::kTerms;
+    if constexpr (Visitor::kJoined) {
+      CUTLASS_PRAGMA_UNROLL
+      for (int term = 1; term < Launch::kTerms; ++term)
+        if (row_b >= Visitor::first_column(term)) first_term = term;
+      row_b -= Visitor::first_column(first_term), end_term = first_term + 1;
+    }
     uint16_t mask_a = 0, mask_b = 0;  // blocks with the same tile row; with the same tile column
     CUTLASS_PRAGMA_UNROLL
     for (int n = 0; n < kClusterN; ++n) mask_a |= uint16_t(1 << (cm + n * kClusterM));
@@ -77,7 +86,7 @@ struct Mainloop : Base {
     for (int m = 0; m < kClusterM; ++m) mask_b |= uint16_t(1 << (m + cn * kClusterM));
 
     CUTLASS_PRAGMA_NO_UNROLL
-    for (int term = 0; term < Launch::kTerms; ++term) {
+    for (int term = first_term; term < end_term; ++term) {
       int const k_end = p.launch->k[term];
       CUTLASS_PRAGMA_NO_UNROLL
       for (int k = 0; k < k_end; k += kTileK, ++state) {

@@ -71,11 +71,11 @@ def text(plan: Plan, tile: Tile) -> list[str]:
 
 
 def _product(plan: Plan) -> str:
-    terms = " + ".join(_term(plan, term) for term in plan.terms)
+    terms = (" | " if plan.joined else " + ").join(_term(plan, term) for term in plan.terms)
     rows, columns, *inner = (
         " ".join(axis.name for axis in dim) for dim in (plan.rows, plan.columns, *(t.contraction for t in plan.terms))
     )
-    contraction = inner[0] if len(inner) == 1 else f"({' + '.join(inner)})"
+    contraction = inner[0] if len(inner) == 1 or plan.joined else f"({' + '.join(inner)})"
     lanes = f", {plan.lanes} lanes" if plan.lanes > 1 else ""
     return f"{terms}  ({rows} x {columns} x {contraction}{lanes})"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from coda.dtypes import F32, DType
-from coda.ir import Node
+from coda.ir import Node, written_at
 from coda.ops import build
 
 # Operations that move values without arithmetic: their result is stored if their operands are.
@@ -40,4 +40,6 @@ def round_operands(left: Node, right: Node) -> tuple[Node, Node]:
 
 def round_to(node: Node, dtype: DType) -> Node:
     """The value in a storage dtype; a cast only where the dtype differs."""
-    return node if node.dtype == dtype else build("cast", node, dtype=dtype, saturate=False, span=node.span)
+    if node.dtype == dtype:
+        return node
+    return written_at(build("cast", node, dtype=dtype, saturate=False), node.span)

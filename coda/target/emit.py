@@ -261,7 +261,17 @@ def operand_traits(plan: Plan) -> list[str]:
         f"  using Launch = coda::Launch<{', '.join(str(len(c)) for c in counts)}>;",
         f"  using Element = {_ELEMENT[plan.arg(plan.terms[0].a).dtype]};",
         f"  static constexpr coda::Major {majors};",
+        f"  static constexpr bool kJoined = {'true' if plan.joined else 'false'};",
+        *_first_columns(plan),
     ]
+
+
+def _first_columns(plan: Plan) -> list[str]:
+    """Where the columns of each term begin, if terms lie side by side."""
+    if not plan.joined:
+        return []
+    choice = "".join(f"term == {i} ? {first} : " for i, first in enumerate(plan.joined) if i)
+    return [f"  CUTLASS_DEVICE static constexpr int first_column(int term) {{ return {choice}0; }}"]
 
 
 def _visitor(plan: Plan) -> str:

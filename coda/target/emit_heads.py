@@ -164,7 +164,11 @@ class HeadEmitter:
             f"  {uniform.struct('Uniform')}",
             f"  {row.struct('Row')}",
             "  struct Columns {};  // staged for each head: Segment::stage",
-            *_function("Uniform uniform(coda::Operand const* in, int rows, int columns)", ["Uniform u{};", *uniform.code], "u"),
+            *_function(
+                "Uniform uniform(coda::Operand const* in, int rows, int columns)",
+                ["Uniform u{};", *uniform.code],
+                "u",
+            ),
             *_function(
                 "Row row(coda::Operand const* in, Uniform const& u, int m, int rows)", ["Row r{};", *row.code], "r"
             ),

@@ -56,6 +56,11 @@ def legal_tile(tile: p.Tile, plan: p.Plan | None = None) -> Ok | Reason:
             f"tile {tile.name} does not take '{name}' stored [{axes}]: it comes in blocks of {MN_BLOCK} columns, which "
             f"{tile.n} is no multiple of"
         )
+    if plan is not None and any(first % tile.n for first in plan.joined):
+        names = ", ".join(term.b[0] for term in plan.terms)
+        return Reason(
+            f"tile {tile.name} crosses from one weight to the next ({names}): their columns are no multiple of {tile.n}"
+        )
     if plan is not None and plan.heads is not None and tile.n % plan.heads.dim:
         return Reason(f"tile {tile.name} does not hold whole heads of {plan.heads.dim} columns")
     return OK

@@ -16,6 +16,7 @@ from coda.errors import CodaError
 from coda.ir import Dim, Node, Output, Param, Program, Size, dim_size, rewrite, topological
 from coda.ops import OPS, build
 from coda.ops.reduce import REDUCTIONS
+from coda.passes.join import join_products
 from coda.passes.lanes import lane_axes, unroll_lanes
 from coda.passes.parts import push_parts
 from coda.target.heads import HeadLowering, is_head_wise
@@ -34,7 +35,7 @@ class _Lowering:
         self.source = program.source
         self.original = program
         try:
-            self.program = unroll_lanes(program)
+            self.program = join_products(unroll_lanes(program))
             self.product = find_product(self.program, lane_axes(program))
             self.rows, self.columns = self.product.rows, self.product.columns
             self.lane_axis, self.products = self.product.lane_axis, self.product.accumulators
@@ -48,7 +49,7 @@ class _Lowering:
         """The lowering by heads, where the program looks inside the columns of its product."""
         if not is_head_wise(self.program, self.columns):
             return None
-        if len(self.products) == 2 or len(self.product.terms) > 1:
+        if len(self.products) == 2 or (len(self.product.terms) > 1 and not self.product.joined):
             what = "product with two lanes" if len(self.products) == 2 else "sum of products"
             raise _fail(f"a head-wise epilogue of a {what} is lowered in a later release", self.products[0])
         self.program = push_parts(self.program)
@@ -220,6 +221,7 @@ class _Lowering:
         return Plan(
             name=self.program.name, program=self.program, args=program_args(self.original), terms=product.terms,
             a_major=product.a_major, b_major=product.b_major, products=product.accumulators, b_lanes=product.b_lanes,
+            joined=product.joined,
             rows=product.rows, columns=product.columns, lane_axis=product.lane_axis, **parts,
         )  # fmt: skip
 

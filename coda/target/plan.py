@@ -239,6 +239,7 @@ class Plan:
     stores: tuple[Store, ...]
     finishings: tuple[Finishing, ...]
     heads: Heads | None = None
+    joined: tuple[int, ...] = ()  # not empty: the terms are not summed but lie side by side, beginning at these columns
 
     def arg(self, name: str) -> Arg:
         return next(a for a in self.args if a.name == name)

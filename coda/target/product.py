@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from coda.dtypes import BF16, F16, DType
 from coda.errors import CodaError, Diagnostic
-from coda.ir import Axis, Dim, Node, Param, Program, topological
+from coda.ir import Axis, Dim, Node, Param, Program, dim_size, topological
+from coda.ops import build
 from coda.target.plan import Lanes, Major, Term
 
 MAX_TERMS = 4  # each brings a pair of tensor maps into the parameters of a kernel
@@ -30,6 +31,7 @@ class Product:
     lane_axis: Axis | None
     b_lanes: Lanes
     accumulators: tuple[Node, ...]  # of each lane
+    joined: tuple[int, ...] = ()  # first column of each term, where they lie side by side
 
 
 def fail(message: str, node: Node | Param | None = None, hint: str | None = None) -> CodaError:
@@ -53,6 +55,8 @@ def find_product(program: Program, axes: Sequence[Axis]) -> Product:
             "c + (x @ v.T + y @ w.T)",
         )  # fmt: skip
     first = dots[0]
+    if (weights := _joined_weights(first)) is not None:
+        return _joined(first, weights)
     operands = [(_stored(d.args[0], "left"), _stored(d.args[1], "right")) for d in dots]
     (a, b), *_ = operands
     for other_a, other_b in operands[1:]:
@@ -87,6 +91,39 @@ def _sums(program: Program) -> dict[Node, tuple[Node, ...]]:
             if alone and one is not other and one.type.dims == other.type.dims:
                 sums[node] = sums.pop(one) + sums.pop(other)
     return sums
+
+
+# -- products side by side -------------------------------------------------------------------------------------------
+
+
+def _joined_weights(dot: Node) -> tuple[Node, ...] | None:
+    """The weights whose concatenation a product multiplies by (``join_products``)."""
+    right = dot.args[1]
+    joined = right.op == "transpose" and right.args[0].op == "concat"
+    return right.args[0].args if joined else None
+
+
+def _joined(dot: Node, weights: Sequence[Node]) -> Product:
+    """A product whose columns come from several weights: a tile of columns reads the one it lies in."""
+    a = _stored(dot.args[0], "left")
+    stored = [_stored(build("transpose", w), "right") for w in weights]
+    for other in (a, *stored[1:]):
+        if other.dtype is not stored[0].dtype:
+            _check_alike(stored[0], other)
+    contraction = dot.args[0].type.dims[1]
+    first, begins = 0, []
+    for weight in weights:
+        size = dim_size(weight.type.dims[0])
+        if not size.is_Integer:
+            raise fail(
+                f"the columns of '{weight.attr('name')}' are {size}, but where weights lie side by side their sizes "
+                "are numbers", weight, "declare them, as in w: bf16[(HQ d=128), D] with a value for const HQ",
+            )  # fmt: skip
+        begins.append(first)
+        first += int(size)
+    terms = tuple(Term(a.name, (w.name,), contraction) for w in stored)
+    rows, columns = dot.type.dims
+    return Product(terms, a.major, stored[0].major, rows, columns, None, Lanes.NONE, (dot,), tuple(begins))
 
 
 # -- operands -------------------------------------------------------------------------------------------------------

@@ -88,7 +88,8 @@ inline int bind_term(Frame const& f, Term const& term, int64_t k, CUtensorMap& a
   cuuint32_t b_rows = cuuint32_t(f.variant.tile_n / kernel.cluster_m);
   if (int status = bind_matrix(f, term.a, p.a_major, f.rows, k, a_rows, a)) return status;
   if (p.lanes == 2) return bind_paired_weight(f, term, k, b_rows, b, swap_lanes);
-  return bind_matrix(f, term.b0, p.b_major, f.columns, k, b_rows, b);
+  View const& w = f.views[term.b0];  // its own columns: weights side by side have a part of the product's each
+  return bind_matrix(f, term.b0, p.b_major, w.shape[p.b_major == Major::kK ? 0 : 1], k, b_rows, b);
 }
 
 inline int bind_tile_map(Frame const& f, Operand const& spec, CUtensorMap& map) {

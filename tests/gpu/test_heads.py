@@ -77,3 +77,29 @@ def test_a_position_outside_the_table_gives_nan_and_reads_nothing() -> None:
     q, _, v = call(**inputs)
     assert q[0, :, [3, 4]].isnan().all() and not q[0, :, [0, 1, 2, 5, 6, 7]].isnan().any()
     assert not v.isnan().any()
+
+
+JOINED = """
+program joined(h: bf16[M, D], r: f32[M], wq: bf16[(HQ d=64), D], wk: bf16[(HK d), D], wv: bf16[(HK d), D], qg: f32[d],
+               const HQ, const HK, eps: f32 = 1e-6) {
+    q = r * (h @ wq.T)
+    return q = q * rsqrt(mean(q*q, d) + eps) * qg: bf16[M, HQ, d], k = h @ wk.T: bf16[HK, M, d],
+           v = relu(h @ wv.T): bf16[M, (HK d)]
+}
+"""
+
+
+@pytest.mark.parametrize("tile", ["128x128", "128x192", "128x256_coop"])
+def test_three_weights_in_one_kernel(tile: str) -> None:
+    heads = {"128x128": (6, 2), "128x192": (6, 3), "128x256_coop": (8, 4)}[tile]
+    program = coda.parse(JOINED, HQ=heads[0], HK=heads[1]).programs["joined"]
+    call = coda.compile(program, tile=tile, fallback="strict")
+    warm_or_skip(call)
+    for seed, (m, k) in enumerate(((1, 64), (130, 72), (700, 512))):
+        sizes = {"M": m, "D": k}
+        inputs = random_inputs(program, sizes, seed, "cuda")
+        out = poisoned_outputs(program, sizes, "cuda")
+        call(**inputs, out=out)
+        assert call.last_route.kind == "kernel"
+        result = compare(program, inputs, out)
+        assert result.ok, f"{tile} {sizes}\n{result}"

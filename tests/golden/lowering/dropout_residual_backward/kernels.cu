@@ -47,6 +47,7 @@ struct Visitor : Body {
   using Launch = coda::Launch<0, 3, 2, 1>;
   using Element = cutlass::bfloat16_t;
   static constexpr coda::Major kMajorA = coda::Major::K, kMajorB = coda::Major::MN;
+  static constexpr bool kJoined = false;
   static constexpr int kLanes = 1, kHead = 0, kSlotBytes = 0;
   static constexpr int kBytesPerElement = 0;  // of all streams
   using Streams = coda::Streams<>;

@@ -53,6 +53,7 @@ struct Visitor : Body {
   using Launch = coda::Launch<1, 2, 3, 1>;
   using Element = cutlass::bfloat16_t;
   static constexpr coda::Major kMajorA = coda::Major::K, kMajorB = coda::Major::MN;
+  static constexpr bool kJoined = false;
   static constexpr int kLanes = 1, kHead = 0, kSlotBytes = 0;
   static constexpr int kBytesPerElement = 4;  // of all streams
   using Streams = coda::Streams<coda::Stream<coda::bf16, 0, 0, 0, true>, coda::Stream<coda::bf16, 0, 0, 1, true>>;

@@ -234,6 +234,7 @@ struct Visitor : Body {
   using Launch = coda::Launch<0, 4, 3, 1>;
   using Element = cutlass::bfloat16_t;
   static constexpr coda::Major kMajorA = coda::Major::K, kMajorB = coda::Major::K;
+  static constexpr bool kJoined = false;
   static constexpr int kLanes = 1, kBytesPerElement = 0;
   static constexpr int kHead = 128, kSlotBytes = (coda::larger(coda::larger(coda::larger(0, Segment0::kSlotBytes), Segment1::kSlotBytes), Segment2::kSlotBytes) + 15) / 16 * 16;
   using Streams = coda::Streams<>;
