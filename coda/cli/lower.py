@@ -68,7 +68,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _plan(request: Request) -> tuple[Plan, list[Tile], dict[str, int]]:
-    """The plan, its tiles and the sizes that are known. Sizes that its kernels would refuse are told now, not when the artifact runs."""
+    """The plan, its tiles and the sizes that are known. Sizes that its kernels would refuse are told now, not when the
+    artifact runs."""
     plan = lower(request.program)
     sizes = bind(request.program, {}, request.dims)
     tiles = build.as_tiles(plan, request.tile.split(",") if request.tile else None, sizes)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import coda
@@ -17,6 +18,8 @@ from coda.cli.request import from_args
 from coda.errors import CodaError
 from coda.ir import Output, Program
 from coda.ops.reduce import REDUCTIONS
+
+BF16_ROUNDING = 2.0**-8
 
 if TYPE_CHECKING:  # importing torch takes seconds, which the other commands need not wait for
     from coda.runtime.callable import CompiledProgram
@@ -28,6 +31,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda when there is a GPU")
     parser.add_argument("--tile", metavar="128x192", help="build this tile only")
     parser.add_argument("--seed", type=int, default=0, help="of the random inputs (default: %(default)s)")
+    parser.add_argument("--backward", action="store_true", help="the derived gradients, against autograd")
     parser.add_argument("--without-optional", action="store_true", help="leave optional operands absent")
     add_json(parser)
 
@@ -38,6 +42,8 @@ def run(args: argparse.Namespace) -> int:
     from coda.runtime.compare import compare
     from coda.runtime.inputs import random_inputs
 
+    if args.backward:
+        return run_backward(args)
     function, dims = _function(args)
     program = function.program
     sizes = _sizes(program, dims, args.small)
@@ -59,6 +65,62 @@ def run(args: argparse.Namespace) -> int:
         print(f"ran: {_what_ran(function, device)}")
         print(comparison)
     return 0 if ok else 1
+
+
+def run_backward(args: argparse.Namespace) -> int:
+    """Forward and derived backward, each as it would be compiled, against autograd in float64. The yardstick is
+    autograd through the program with eager roundings; a gradient whose eager error is smaller than a rounding of bf16
+    may have that much."""
+    from coda.passes import derive
+    from coda.passes.eager import round_as_eager
+    from coda.runtime.compare import Comparison, measure
+    from coda.runtime.gradients import autograd, random_seeds
+    from coda.runtime.inputs import random_inputs
+
+    if args.file.endswith(".so"):
+        raise CodaError.of("--backward derives the gradients of a program, and an artifact is compiled already")
+    request = from_args(args)
+    program = request.program
+    backward, _ = derive(program)
+    sizes = _sizes(program, request.dims, args.small)
+    device = args.device or _default_device()
+    inputs = random_inputs(program, sizes, args.seed, device, optional=not args.without_optional)
+    seeds = random_seeds(program, backward.backward, sizes, args.seed + 1, device)
+    routes = {}
+
+    def call(part: Program, operands: dict[str, Any]) -> dict[str, Any]:
+        known: Any = _known(part, sizes)
+        function = coda.compile(part, device="cpu" if args.device == "cpu" else None, **known)
+        results = function(**{p.name: operands[p.name] for p in part.params})
+        routes[part.name] = str(function.last_route)
+        return dict(
+            zip((o.name for o in part.outputs), results if isinstance(results, tuple) else (results,), strict=True)
+        )
+
+    kept = call(backward.forward, inputs)
+    got = call(backward.backward, {**inputs, **kept, **{f"d_{name}": seed for name, seed in seeds.items()}})
+    exact = autograd(program, inputs, seeds, sizes)
+    eager = autograd(round_as_eager(program), inputs, seeds, sizes, exact=False)
+    outputs = {o.name: o for o in backward.backward.outputs}
+    errors = []
+    for param, name in backward.gradients.items():
+        reference, yardstick = exact[param], eager[param]
+        assert reference is not None and yardstick is not None  # differentiate leaves out what nothing depends on
+        errors.append(measure(outputs[name], got[name], reference, yardstick.to(got[name].dtype)))
+    comparison = Comparison(tuple(replace(e, limit=max(e.limit, BF16_ROUNDING)) for e in errors))
+    if args.json:
+        print_json({"program": program.name, "dims": sizes, "routes": routes, **comparison.to_json()})
+    else:
+        print(f"gradients of {program.name} at " + ", ".join(f"{name}={size}" for name, size in sizes.items()))
+        print("\n".join(f"ran: {name}: {route}" for name, route in routes.items()))
+        print(comparison)
+    return 0 if comparison.ok else 1
+
+
+def _known(program: Program, sizes: Mapping[str, int]) -> dict[str, int]:
+    """The sizes that a program has axes or symbols for."""
+    symbols = {s.name for axis in program.axes for s in axis.size.free_symbols} | {a.name for a in program.axes}
+    return {name: size for name, size in sizes.items() if name in symbols}
 
 
 def _function(args: argparse.Namespace) -> tuple[CompiledProgram, dict[str, int]]:

@@ -69,11 +69,11 @@ def evaluate_sized(
     home = torch.device(device if device is not None else _device_of(inputs))
     context = Context(program, inputs, sizes, torch.float64 if exact else arithmetic, exact, home)
     with torch.no_grad(), _ieee_f32():
-        values = _run(program, context)
+        values = run_nodes(program, context)
         return {o.name: context.finish(o, values[o.value]) for o in program.outputs}
 
 
-def _run(program: Program, context: Context) -> dict[Node, Any]:
+def run_nodes(program: Program, context: Context) -> dict[Node, Any]:
     """Values of all nodes that are outputs; the others are dropped after their last use."""
     nodes = program.nodes()
     uses = Counter(arg for node in nodes for arg in node.args)

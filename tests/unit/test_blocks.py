@@ -19,9 +19,10 @@ from coda.printer import print_program
 from coda.runtime.binding import bind, shapes_of
 from coda.runtime.blocks import evaluate_partition
 from coda.runtime.compare import compare
+from coda.runtime.gradients import random_seeds
 from coda.runtime.inputs import random_inputs
 from coda.runtime.reference import evaluate
-from tests.gradients import check_gradients, check_text, seeds_for
+from tests.gradients import check_gradients, check_text
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SIZES = {"M": 5, "D": 16, "A": 8, "F": 12, "V": 10, "N": 6, "B": 2, "T": 3, "HQ": 4, "HK": 2, "P": 7, "f": 2}
@@ -146,7 +147,7 @@ def test_forward_and_gradients_are_those_of_the_module(name):
     exact = evaluate(p, inputs, exact=True, dims=sizes)
     for want, got in zip(results, exact.values(), strict=True):
         torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)
-    seeds = seeds_for(p, backward, sizes, 1)
+    seeds = random_seeds(p, backward.backward, sizes, 1)
     loss = sum((y * s.double()).sum() for y, s in zip(results, seeds.values(), strict=True))
     wanted = list(backward.gradients)
     want = dict(zip(wanted, torch.autograd.grad(loss, [leaves[n] for n in wanted]), strict=True))
@@ -164,7 +165,7 @@ def test_the_fused_block_has_the_gradients_of_the_module(name):
     check_gradients(optimize(p)[0], sizes, inputs=inputs)
     b = fuse(p, None)
     plain, fused = (x.joined() for x in (check_gradients(p, sizes, inputs=inputs), b.gradients))
-    calls = {**inputs, **{f"d_{n}": s for n, s in seeds_for(p, b.gradients, sizes, 1).items()}}
+    calls = {**inputs, **{f"d_{n}": s for n, s in random_seeds(p, b.gradients.backward, sizes, 1).items()}}
     want, got = (evaluate(x, calls, exact=True, dims=sizes) for x in (plain, fused))
     for n in want:
         torch.testing.assert_close(got[n], want[n], rtol=1e-9, atol=1e-9)
@@ -230,7 +231,7 @@ def test_the_fused_backward_passes_the_error_gate(name):
     """Kernel by kernel with every rounding: at most twice the error of the module in bf16, as everywhere."""
     b = fuse(block(name), None)
     inputs, sizes = operands(b.program)
-    seeds = seeds_for(b.program, b.gradients, sizes, 1)
+    seeds = random_seeds(b.program, b.gradients.backward, sizes, 1)
     kept = evaluate_partition(b.forward, inputs, dims=sizes)
     known = {**inputs, **kept, **{f"d_{n}": s for n, s in seeds.items()}}
     calls = {p.name: known[p.name] for p in b.backward.program.params if p.name in known}

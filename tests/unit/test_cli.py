@@ -276,3 +276,32 @@ def test_a_failing_build_leaves_nothing_behind(tmp_path, monkeypatch, capsys):
     assert main(["lower", RESIDUAL, "-o", str(target)]) == 1
     assert "CODA_NVCC" in capsys.readouterr().err
     assert not list(tmp_path.rglob("*"))
+
+
+@pytest.mark.parametrize("name", ["linear_bias_gelu", "swiglu_preact", "mlp_block"])
+def test_run_backward_checks_the_derived_gradients(name, capsys):
+    assert main(["run", str(EXAMPLES / f"{name}.coda"), "--small", "--backward", "--device", "cpu", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["ok"] and len(report["outputs"]) >= 3
+    assert set(report["routes"]) == {name, f"{name}_backward"}
+
+
+def test_run_backward_of_an_artifact_is_refused(capsys):
+    assert main(["run", "x.so", "--small", "--backward"]) == 1
+    assert "an artifact is compiled already" in capsys.readouterr().err
+
+
+def test_derive_prints_programs_that_check(tmp_path, capsys):
+    out = tmp_path / "mlp.coda"
+    assert main(["derive", str(EXAMPLES / "mlp_block.coda"), "-o", str(out)]) == 0
+    assert main(["check", str(out)]) == 0
+    assert "ok (mlp_block, mlp_block_backward)" in capsys.readouterr().out
+    assert "# delay_norm: a row factor of 'n' is behind the product" in out.read_text()
+
+
+def test_derive_shows_kernels_and_takes_a_choice_of_parameters(capsys):
+    assert main(["derive", str(EXAMPLES / "swiglu_preact.coda"), "--wrt", "n", "--kernels"]) == 0
+    text = capsys.readouterr().out
+    assert "# gemm kernel" in text and "d_n" in text and "d_w_gate" not in text
+    assert main(["derive", str(EXAMPLES / "swiglu_preact.coda"), "--wrt", "gate"]) == 1
+    assert "w_gate" in capsys.readouterr().err  # the hint

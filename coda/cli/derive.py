@@ -1,0 +1,60 @@
+"""coda derive: the backward of a program, as a program.
+
+Prints the forward, with what it keeps for the backward, and the backward, with gradients d_NAME for parameters from
+gradients d_NAME of results. Both are programs like any other: they check, run and lower. Comments say which rewrites
+were made, bitwise or algebraic, and what they moved. With --kernels both are cut into the kernels they become.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from coda.cli.common import add_json, add_request, print_json
+from coda.cli.request import from_args
+from coda.errors import CodaError
+from coda.ir import Program
+from coda.passes import derive, partition
+from coda.printer import print_program
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    add_request(parser, "a program (.coda) or a config (.toml)")
+    parser.add_argument("--wrt", metavar="NAMES", help="parameters that want gradients (default: all that can)")
+    parser.add_argument("--memory", choices=("auto", "low"), default="auto", help="low: recompute products, keep less")
+    parser.add_argument(
+        "--numerics", choices=("fused", "eager"), default="fused", help="eager: no rewrite moves a rounding"
+    )
+    parser.add_argument("--kernels", action="store_true", help="cut forward and backward into kernels")
+    parser.add_argument("-o", "--output", type=Path, metavar="OUT.coda", help="write the programs there")
+    add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    request = from_args(args)
+    wrt = args.wrt.split(",") if args.wrt else None
+    backward, notes = derive(request.program, wrt, numerics=args.numerics, memory=args.memory)
+    programs = [backward.forward, backward.backward]
+    texts = [t for p in programs for t in (_kernels(p) if args.kernels else [print_program(p)])]
+    text = "\n".join(["".join(f"# {note}\n" for note in notes), *texts]).lstrip("\n")
+    if args.output is not None:
+        _write(args.output, text)
+    if args.json:
+        print_json(
+            {"saved": backward.saved, "gradients": backward.gradients, "notes": [str(n) for n in notes], "text": text}
+        )
+    elif args.output is None:
+        print(text, end="")
+    return 0
+
+
+def _kernels(program: Program) -> list[str]:
+    """The kernels of a program, each as the program it computes, in launch order."""
+    return [f"# {kernel.kind} kernel\n{print_program(kernel.program)}" for kernel in partition(program).kernels]
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text)
+    except OSError as error:
+        raise CodaError.of(f"cannot write {path}: {error.strerror}") from None
