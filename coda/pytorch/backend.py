@@ -1,0 +1,65 @@
+"""``torch.compile(model, backend="coda")``.
+
+The graph is captured as ATen operations (``graph.py``), regions around products become programs (``regions.py``,
+``translate.py``), each one call of a custom op (``op.py``), and the whole graph goes to Inductor, which does the rest.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from coda.errors import CodaError
+from coda.pytorch.config import Config
+from coda.pytorch.graph import capture
+from coda.pytorch.report import Report
+from coda.pytorch.rewrite import rewrite
+
+Compiled = Callable[..., Any]
+
+
+def coda(
+    gm: fx.GraphModule, inputs: Sequence[Any], *, mode: str | None = None, options: Mapping[str, Any] | None = None
+) -> Compiled:
+    """The backend. ``mode`` is Inductor's."""
+    config = Config.of(options)
+    if reason := refusal(gm):
+        report = Report.refused(gm, reason)
+    else:
+        gm = capture(gm)
+        report = Report.of(gm, rewrite(gm, config, torch.is_grad_enabled()))
+    report.publish(config.verbose)
+    if config.fallback == "error" and report.unfused:
+        raise CodaError.of(f"not fused: {report.unfused[0]}", "fallback='inductor' leaves it to Inductor")
+    return compile_rest(gm, inputs, mode, config)
+
+
+def refusal(gm: fx.GraphModule) -> str | None:
+    """Why a graph stays with Inductor as it is."""
+    enters = any("autocast" in str(n.target) for n in gm.graph.nodes if n.op == "call_function")
+    if enters or torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu"):
+        return "it runs under autocast, whose casts are not in the graph: call model.to(torch.bfloat16) instead"
+    if not any(n.op == "placeholder" and isinstance(n.meta.get("example_value"), Tensor) for n in gm.graph.nodes):
+        return "it has no tensors"
+    return None
+
+
+def compile_rest(gm: fx.GraphModule, inputs: Sequence[Any], mode: str | None, config: Config) -> Compiled:
+    if not (config.inductor and can_run_inductor(inputs)):
+        from torch._dynamo.backends.debugging import aot_eager
+
+        return aot_eager(gm, inputs)
+    from torch._inductor import list_mode_options
+    from torch._inductor.compile_fx import compile_fx
+
+    return compile_fx(gm, list(inputs), config_patches=list_mode_options(mode) if mode else None)
+
+
+def can_run_inductor(inputs: Sequence[Any]) -> bool:
+    """Inductor needs a C++ compiler for what runs on a CPU."""
+    on_gpu = any(isinstance(x, Tensor) and x.is_cuda for x in inputs)
+    return on_gpu or any(shutil.which(c) for c in ("g++", "clang++", "c++"))

@@ -1,0 +1,73 @@
+"""What a graph became: each product, what is in its kernel, or why it is not fused."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from torch import fx
+
+from coda.pytorch.rewrite import Rewritten
+
+_listeners: list[list[Report]] = []
+
+
+@contextlib.contextmanager
+def listening() -> Iterator[list[Report]]:
+    """The reports of what is compiled meanwhile."""
+    found: list[Report] = []
+    _listeners.append(found)
+    try:
+        yield found
+    finally:
+        _listeners.remove(found)
+
+
+@dataclass(frozen=True)
+class Line:
+    """One product."""
+
+    name: str
+    fused_with: tuple[str, ...] = ()
+    reason: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.reason or ', '.join(self.fused_with)}"
+
+
+@dataclass
+class Report:
+    """The products of one graph."""
+
+    lines: list[Line] = field(default_factory=list)
+    texts: tuple[str, ...] = ()
+
+    @property
+    def unfused(self) -> list[Line]:
+        return [x for x in self.lines if x.reason]
+
+    @property
+    def fused(self) -> list[Line]:
+        return [x for x in self.lines if not x.reason]
+
+    @classmethod
+    def refused(cls, gm: fx.GraphModule, reason: str) -> Report:
+        found = [n for n in gm.graph.nodes if n.op in ("call_function", "call_module") and "linear" in str(n.target)]
+        return cls([Line(n.name, reason=reason) for n in found])
+
+    @classmethod
+    def of(cls, gm: fx.GraphModule, done: Rewritten) -> Report:
+        lines = [Line(product, fused.others) for fused in done.fused for product in fused.products]
+        lines += [Line(product, reason=reason) for product, reason in done.refused.items()]
+        return cls(lines, tuple(f.text for f in done.fused))
+
+    def publish(self, verbose: bool) -> None:
+        for reports in _listeners:
+            reports.append(self)
+        if verbose:
+            print(self)
+
+    def __str__(self) -> str:
+        total = len(self.lines)
+        return "\n".join([*map(str, self.lines), f"{len(self.fused)} of {total} products fused"])

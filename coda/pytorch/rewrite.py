@@ -1,0 +1,162 @@
+"""Regions of a graph become calls of the custom op."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import sympy
+import torch
+from torch import fx
+
+from coda.printer import print_program
+from coda.pytorch.aten import kind, operation
+from coda.pytorch.block import Options
+from coda.pytorch.config import Config
+from coda.pytorch.graph import Aliases, chains, is_weight, sort, with_gradient
+from coda.pytorch.op import run_block
+from coda.pytorch.refusal import Refusal
+from coda.pytorch.regions import Region, find_regions
+from coda.pytorch.translate import Translation, translate
+
+MOST_RETRIES = 32
+SHARED = "memory that it shares is written in place, or its dtype has no place in a program"
+SHOWN = ("pointwise", "norm", "reduction")
+BLOCK = torch.ops.coda.block.default
+assert run_block is not None
+
+
+@dataclass(frozen=True)
+class Fused:
+    """A region that became one call; ``products`` and ``others`` are the names of what it computes."""
+
+    region: Region
+    products: tuple[str, ...]
+    others: tuple[str, ...]
+    translation: Translation
+    options: Options
+    text: str
+
+
+@dataclass
+class Rewritten:
+    """What happened to the products of a graph."""
+
+    fused: list[Fused] = field(default_factory=list)
+    refused: dict[str, str] = field(default_factory=dict)  # products that stay with Inductor, and why
+
+
+def rewrite(gm: fx.GraphModule, config: Config, training: bool) -> Rewritten:
+    """Replace the regions of a captured graph, in place."""
+    graph = gm.graph
+    done = plan(graph, config, with_gradient(graph) if training else set())
+    before = chains(graph, Aliases(graph))
+    replaced: dict[fx.Node, fx.Node] = {}
+    for fused in done.fused:
+        _replace(graph, fused, replaced)
+    if done.fused:
+        sort(graph, before)
+        graph.eliminate_dead_code()
+        gm.recompile()
+    return done
+
+
+def plan(graph: fx.Graph, config: Config, differentiable: set[fx.Node]) -> Rewritten:
+    """Translate the regions. An operation that turns out not to be translated becomes a barrier between regions."""
+    done, barriers = Rewritten(), dict[fx.Node, str]()
+    for _ in range(MOST_RETRIES):
+        done, more = Rewritten(), {}
+        for region in find_regions(graph, barriers):
+            try:
+                done.fused += [_translated(graph, region, config, differentiable)]
+            except Refusal as refusal:
+                at = getattr(refusal, "node", None)
+                for node in [at] if at is not None else region.products:
+                    more[node] = str(refusal)
+        if not more:
+            break
+        barriers |= more
+    inside = {n for f in done.fused for n in f.region.nodes}
+    left = [n for n in graph.nodes if kind(n) == "product" and n not in inside]
+    done.refused = {n.name: barriers.get(n, SHARED) for n in left}
+    return done
+
+
+def _translated(graph: fx.Graph, region: Region, config: Config, differentiable: set[fx.Node]) -> Fused:
+    if len(region.products) == 1 and all(kind(n) in ("product", "view", "cast") for n in region.nodes):
+        raise Refusal("a product by itself: there is nothing to fuse with it")
+    made = translate(region.nodes, region.outputs, weights_of(region), config.numerics)
+    for size in made.sizes.values():
+        if not size.is_Integer and size_source(graph, made, size) is None:
+            raise Refusal(f"the size {size} of a dim is not that of an operand")
+    wrt = tuple(p.name for p, n in zip(made.program.params, made.tensors, strict=False) if n in differentiable)
+    options = Options(
+        sizes=tuple(made.sizes), wrt=wrt, numerics=config.numerics, fallback=config.layout_fallback,
+        shapes={r.name: r.dims for r in made.results},
+    )  # fmt: skip
+    products = tuple(n.name for n in region.products)
+    others = tuple(dict.fromkeys(operation(n) for n in region.nodes if kind(n) in SHOWN))
+    return Fused(region, products, others, made, options, print_program(made.program))
+
+
+def weights_of(region: Region) -> Callable[[fx.Node], bool]:
+    """Which operands are weights: parameters, and what products read on the right."""
+    right = {n.args[2 if "addmm" in str(n.target) else 1] for n in region.products}
+    return lambda node: is_weight(node) or node in right
+
+
+def size_source(graph: fx.Graph, made: Translation, size: sympy.Expr) -> tuple[fx.Node, int | None] | None:
+    """Where the graph has a size: a dim of an operand, or an input that is that number."""
+    for node in made.tensors:
+        value = node.meta["val"]
+        for dim, own in enumerate(value.shape if isinstance(value, torch.Tensor) else ()):
+            if isinstance(own, torch.SymInt) and own.node.expr == size:
+                return node, dim
+    for node in graph.nodes:
+        value = node.meta.get("val", node.meta.get("example_value"))
+        if node.op == "placeholder" and isinstance(value, torch.SymInt) and value.node.expr == size:
+            return node, None
+    return None
+
+
+def _replace(graph: fx.Graph, fused: Fused, replaced: dict[fx.Node, fx.Node]) -> None:
+    made = fused.translation
+    last = fused.region.nodes[-1]
+    with graph.inserting_after(last):
+        anchor = graph.call_function(operator.getitem, ((), 0))  # a place to insert before
+    with graph.inserting_before(anchor):
+        tensors = [replaced.get(n, n) for n in made.tensors] + [_scalar(graph, n) for n in made.scalars]
+        sizes = [_size(graph, made, s, replaced) for s in made.sizes.values()]
+        call = graph.call_function(BLOCK, (tensors, sizes, fused.text, fused.options.text()))
+        for meta in ("recompute", "ac_graph_id", "seq_nr"):
+            if meta in last.meta:
+                call.meta[meta] = last.meta[meta]
+        for i, result in enumerate(made.results):
+            value = graph.call_function(operator.getitem, (call, i))
+            if result.order != tuple(range(len(result.order))):
+                value = graph.call_function(torch.ops.aten.permute.default, (value, list(result.order)))
+            value.meta["val"] = result.fx.meta["val"]
+            replaced[result.fx] = value
+    graph.erase_node(anchor)
+    inside = set(fused.region.nodes)
+    for result in made.results:
+        result.fx.replace_all_uses_with(replaced[result.fx], delete_user_cb=lambda user: user not in inside)
+    for node in reversed(fused.region.nodes):
+        if not node.users:
+            graph.erase_node(node)
+
+
+def _scalar(graph: fx.Graph, number: fx.Node) -> fx.Node:
+    """A number of the graph as a tensor of one element: Dynamo reads it from one."""
+    (source,) = number.all_input_nodes
+    return graph.call_function(torch.ops.aten.to.dtype, (source, torch.float32))
+
+
+def _size(graph: fx.Graph, made: Translation, size: sympy.Expr, replaced: dict[fx.Node, fx.Node]) -> int | fx.Node:
+    if size.is_Integer:
+        return int(size)
+    source = size_source(graph, made, size)
+    assert source is not None
+    node, dim = source
+    return node if dim is None else graph.call_function(torch.ops.aten.sym_size.int, (replaced.get(node, node), dim))

@@ -1,0 +1,279 @@
+"""A region of an ATen graph as a program.
+
+Every operation is translated by what it computes (the tables in ``coda.pytorch.aten``); there is no pattern for a model
+or a layer. Two things differ between the languages:
+
+* torch dims go by position, our axes by name: ``cells.py`` finds the names. The graph is walked until nothing new is
+  learnt about them; those walks build nothing. The last one builds the program.
+* torch rounds each result to its dtype; our arithmetic is f32 between the casts that are written. With
+  ``numerics="eager"`` a cast is written behind every operation. With ``"fused"`` only where the model says so, or where
+  a tensor has to exist: an explicit ``.to``, what is returned, what a product and something else read, and what is
+  widened or normalised (a statistic sees the stored value).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import sympy
+import torch
+from torch import fx
+
+from coda.dtypes import F32, DType
+from coda.errors import CodaError
+from coda.frontend import expression
+from coda.ir import Axis, Dim, Node, Output, Param, Program, Type
+from coda.ops import OpError, build
+from coda.passes.axes import conform
+from coda.passes.naming import Fresh
+from coda.pytorch.aten import handler, is_view, kind
+from coda.pytorch.cells import Cell, Cells, Dims, Group
+from coda.pytorch.refusal import Refusal
+from coda.pytorch.values import Value, dtype_of, memory_order, shape_of
+
+
+@dataclass(frozen=True)
+class Result:
+    """How an output of a program becomes a torch tensor: the axes of each dim in memory order, () for a dim of size 1,
+    and the order in which torch sees these dims."""
+
+    fx: fx.Node
+    name: str
+    dims: tuple[tuple[str, ...], ...]
+    order: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Translation:
+    """A program, the graph nodes that are its tensors and scalars in order, its symbolic sizes and its results."""
+
+    program: Program
+    tensors: tuple[fx.Node, ...]
+    scalars: tuple[fx.Node, ...]
+    sizes: dict[str, sympy.Expr]
+    results: tuple[Result, ...]
+    products: dict[fx.Node, Node]
+
+    def param(self, node: fx.Node) -> str:
+        return self.program.params[self.tensors.index(node)].name
+
+
+def translate(
+    nodes: Sequence[fx.Node], outputs: Sequence[fx.Node], is_weight: Callable[[fx.Node], bool], numerics: str = "fused"
+) -> Translation:
+    """The program of some nodes of a graph, given in order. Raises Refusal where they have none."""
+    return Translator(list(nodes), list(outputs), is_weight, numerics).run()
+
+
+@dataclass
+class Translator:
+    """Handlers of operations (see ``coda.pytorch.aten``) get the translator as their first argument."""
+
+    nodes: list[fx.Node]
+    outputs: list[fx.Node]
+    is_weight: Callable[[fx.Node], bool]
+    numerics: str
+    cells: Cells = field(default_factory=Cells)
+    values: dict[fx.Node, Value] = field(default_factory=dict)
+    parts: dict[fx.Node, list[Value]] = field(default_factory=dict)  # of what has several results
+    leaves: dict[fx.Node, Dims] = field(default_factory=dict)
+    params: dict[fx.Node, Param] = field(default_factory=dict)
+    axes: dict[str, Axis] = field(default_factory=dict)
+    extents: dict[str, sympy.Expr] = field(default_factory=dict)  # of the axes, in this graph
+    products: dict[fx.Node, Node] = field(default_factory=dict)
+    building: bool = False
+
+    def __post_init__(self) -> None:
+        self.inside = set(self.nodes)
+        self.fresh = Fresh(set())
+
+    def run(self) -> Translation:
+        while True:
+            self.cells.learnt = False
+            self.walk()
+            if not self.cells.learnt:
+                break
+        self.building = True
+        self.walk()
+        return self.translation()
+
+    def walk(self) -> None:
+        self.values = {}
+        for node in self.nodes:
+            try:
+                self.values[node] = self.translated(node)
+            except (Refusal, OpError, CodaError) as error:
+                raise Refusal(str(error).splitlines()[0], node) from error
+
+    def translated(self, node: fx.Node) -> Value:
+        """The value of one operation."""
+        handle = handler(node)
+        if handle is None:
+            raise Refusal(f"{node.target} is not translated")
+        return self.rounded(node, handle(self, node, *node.args, **node.kwargs))
+
+    # What handlers ask for.
+
+    def value(self, arg: Any) -> Value:
+        """An operand: an operation of the region, an input of it, or a number."""
+        if not isinstance(arg, fx.Node):
+            return Value((), self.number(arg))
+        if arg in self.inside:
+            return self.values[arg]
+        dims = self.leaf(arg)
+        return Value(self.cells.resolve_dims(dims), self.input(arg, dims) if self.building else None)
+
+    def number(self, value: float) -> Node | None:
+        if not isinstance(value, (int, float)):
+            raise Refusal(f"{value!r} is no number")
+        return self.emit("const", value=float(value), dtype=F32)
+
+    def emit(self, op: str, *args: Node | None, **attrs: Any) -> Node | None:
+        """A node, in the walk that builds."""
+        return build(op, *args, **attrs) if self.building else None  # type: ignore[arg-type]
+
+    def text(self, text: str, **nodes: Node | None) -> Node | None:
+        """A node from program text over other nodes."""
+        return expression(text, **nodes) if self.building else None  # type: ignore[arg-type]
+
+    def broadcast(self, values: Sequence[Value]) -> tuple[Dims, list[Node | None]]:
+        """The dims of an elementwise result, and the operands over its axes."""
+        rank = max(len(v.dims) for v in values)
+        padded = [((),) * (rank - len(v.dims)) + v.dims for v in values]
+        dims: list[Group] = []
+        nodes = [v.node for v in values]
+        for position in range(rank):
+            group: Group = ()
+            for i, own in enumerate(padded):
+                if not own[position]:
+                    continue
+                if not group:
+                    group = own[position]
+                elif not self.cells.unify(own[position], group):
+                    nodes[i] = self.renamed(nodes[i], own[position], group)
+            dims.append(self.cells.resolve(group))
+        return tuple(dims), nodes
+
+    def renamed(self, node: Node | None, old: Group, new: Group) -> Node | None:
+        """The value with the axes of one dim under other names: square weights give two axes of one size."""
+        if node is None:
+            return None
+        for a, b in zip(self.axes_of(old), self.axes_of(new), strict=True):
+            if a != b and node.type.axis(a.name):
+                node = build("part", node, axis=a.name, start=sympy.Integer(0), into=b)
+        return node
+
+    def axes_of(self, group: Group) -> Dim:
+        return tuple(self.axis(c) for c in self.cells.resolve(group))
+
+    def axis(self, cell: Cell) -> Axis:
+        """The axis of a cell: M, M2 ... for rows, N, N2 ... for what has a fixed size."""
+        if cell.key not in self.axes:
+            name = self.fresh("N" if cell.fixed else "M").replace("_", "")
+            self.axes[cell.key] = Axis.of(name, cell.size) if cell.fixed else Axis.free(name)
+            self.extents[name] = cell.size
+        return self.axes[cell.key]
+
+    def matrix(self, value: Value, columns: int, dtype: DType) -> Node | None:
+        """A value as an operand of a product: its leading dims are the rows, its last ``columns`` dims the columns."""
+        if value.node is None:
+            return None
+        split = len(value.dims) - columns
+        rows, cols = ([a for g in dims for a in self.axes_of(g)] for dims in (value.dims[:split], value.dims[split:]))
+        node = conform(value.node, Type(dtype, (tuple(rows), tuple(cols))))
+        return node if node.dtype == dtype else build("cast", node, dtype=dtype, saturate=False)
+
+    # Inputs.
+
+    def leaf(self, node: fx.Node) -> Dims:
+        """The dims of an input, as they begin."""
+        if node not in self.leaves:
+            shape, weight = shape_of(node), self.is_weight(node)
+            last = len(shape) - 1
+            single = last - 1 if not weight and all(s == 1 for s in shape[:-1]) else None  # one row is a row, too
+            fixed = [bool(size.is_Integer) and (weight or i == last) for i, size in enumerate(shape)]
+            self.leaves[node] = tuple(
+                () if size == 1 and i != single else (Cell(f"{node.name}/{i}", size, fixed[i]),)
+                for i, size in enumerate(shape)
+            )
+            self.cells.tensors.append(self.leaves[node])
+        return self.leaves[node]
+
+    def input(self, node: fx.Node, dims: Dims) -> Node:
+        if node not in self.params:
+            self.params[node] = self.param(node, dims)
+        return build("input", name=self.params[node].name, type=self.params[node].type)
+
+    def param(self, node: fx.Node, dims: Dims) -> Param:
+        dtype = dtype_of(node)
+        if dtype is None:
+            raise Refusal(f"an operand of dtype {node.meta['val'].dtype} has no place in a program")
+        type_ = Type(dtype, self.grouped([c for group in self.cells.resolve_dims(dims) for c in group], dims))
+        stem = "s" if not type_.dims else "x" if not self.is_weight(node) else "w" if len(type_.dims) > 1 else "g"
+        return Param(self.fresh(stem), type_)
+
+    def grouped(self, cells: Sequence[Cell], dims: Dims) -> tuple[Dim, ...]:
+        """Cells in memory order as dims: the rows of an activation are one dim and its columns another."""
+        kinds = [c.fixed for c in cells]
+        if kinds == sorted(kinds) and len(set(kinds)) == 2:
+            groups: list[Group] = [tuple(c for c in cells if c.fixed == fixed) for fixed in (False, True)]
+        else:
+            groups = list(self.cells.resolve_dims(dims))
+        return tuple(self.axes_of(g) for g in groups if g)
+
+    # Rounding.
+
+    def rounded(self, node: fx.Node, value: Value) -> Value:
+        dtype = dtype_of(node)
+        if dtype is None or dtype.kind != "float" or value.node is None or is_view(node):
+            return value
+        computed = value.node.dtype == F32 and value.node.op != "cast"
+        if dtype.bits >= 32 or not computed or not (self.numerics == "eager" or self.is_stored(node)):
+            return value
+        return Value(value.dims, build("cast", value.node, dtype=dtype, saturate=False))
+
+    def is_stored(self, node: fx.Node) -> bool:
+        """Whether a result has to be a tensor in memory, or the model treats it as one."""
+        kinds = {kind(u) for u in self.readers(node)}
+        products = "product" in kinds
+        return node in self.outputs or bool(kinds & {"widening", "norm", "reduction"}) or (products and len(kinds) > 1)
+
+    def readers(self, node: fx.Node) -> list[fx.Node]:
+        """The operations of the region that read a result, through views."""
+        found: list[fx.Node] = []
+        for user in node.users:
+            if user in self.inside:
+                found += self.readers(user) if is_view(user) else [user]
+            elif user in self.outputs:
+                found.append(user)
+        return found
+
+    # The program.
+
+    def translation(self) -> Translation:
+        results, outputs = [], []
+        for node in self.outputs:
+            result, output = self.output(node)
+            results.append(result)
+            outputs.append(output)
+        order = list(self.params)
+        tensors = [n for n in order if isinstance(n.meta["val"], torch.Tensor)]
+        scalars = [n for n in order if n not in tensors]
+        program = Program.of("region", [self.params[n] for n in (*tensors, *scalars)], outputs)
+        free = {a.name: self.extents[a.name] for a in program.axes if a.is_free}
+        return Translation(program, tuple(tensors), tuple(scalars), free, tuple(results), dict(self.products))
+
+    def output(self, node: fx.Node) -> tuple[Result, Output]:
+        value = self.values[node]
+        dtype, dims = dtype_of(node), self.cells.resolve_dims(value.dims)
+        assert value.node is not None and dtype is not None
+        order = memory_order(node.meta["val"])
+        cells = [c for i in order for c in dims[i]]
+        type_ = Type(dtype, self.grouped(cells, tuple(dims[i] for i in order)))
+        stored = value.node if value.node.dtype == dtype else build("cast", value.node, dtype=dtype, saturate=False)
+        name = self.fresh("y")
+        in_memory = tuple(tuple(a.name for a in self.axes_of(dims[i])) for i in order)
+        inverse = tuple(order.index(i) for i in range(len(order)))
+        return Result(node, name, in_memory, inverse), Output(name, stored, type_)
