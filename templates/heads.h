@@ -30,7 +30,7 @@ template <class R> CUTLASS_DEVICE float quad_combine(float v) {
 }
 
 // One value of each row and head.
-template <class D> CUTLASS_DEVICE void store_head_value(Output const& o, float value, int row, int rows, int head, int q) {
+template <class D> CUTLASS_DEVICE void store_head_value(Output const& o, int row, int rows, int head, int q, float value) {
   if (q == 0 && row < rows) put(static_cast<D*>(o.data) + batched_row(o, row) + head * o.lane, value);
 }
 

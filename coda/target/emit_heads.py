@@ -222,8 +222,8 @@ class HeadEmitter:
         lines += _function("Head head(coda::Operand const* in, Uniform const& u, Row const& r, Totals const& t, int g)",
                            ["Head h{};", *head.code], "h")  # fmt: skip
         lines += [f"  {line}" for block in blocks for line in block]
-        lines += self._stage(segment, columns)
-        lines += self._visit(segment, columns)
+        lines += self._stage(segment)
+        lines += self._visit(segment)
         return [*lines, "};"]
 
     def _reductions(self, segment: Segment) -> tuple[Section, list[str]]:
@@ -305,7 +305,7 @@ class HeadEmitter:
             offset += f" + {pairs} * coda::size_of<{name}>()"
         return [*slots, ("", offset, 0)]
 
-    def _stage(self, segment: Segment, columns: Section) -> list[str]:
+    def _stage(self, segment: Segment) -> list[str]:
         *slots, (_, total, _) = self._slots(segment)
         lines = [f"  static constexpr int kSlotBytes = {total};",
                  "  CUTLASS_DEVICE static void stage(char* slot, coda::Operand const* in, Uniform const& u, int g, "
@@ -320,7 +320,7 @@ class HeadEmitter:
             )
         return [*lines, "  }"]
 
-    def _visit(self, segment: Segment, columns: Section) -> list[str]:
+    def _visit(self, segment: Segment) -> list[str]:
         slots = self._slots(segment)
         lines = [
             "  template <class Launch>",
@@ -328,42 +328,47 @@ class HeadEmitter:
             "Row const (&rows)[2],",
             "                                   char const* slot, int g, int row, int q) {",
             "    Totals totals[2] = {identity(), identity()};",
-        ]
-        if segment.reductions:
-            lines += [
-                "    CUTLASS_PRAGMA_UNROLL",
-                f"    for (int j = 0; j < {self.heads.dim // 8}; ++j) {{",
-                f"      Columns const c = coda::staged<Columns>(slot + {slots[0][1]}, 4 * j + q);",
-                "      CUTLASS_PRAGMA_UNROLL",
-                "      for (int rr = 0; rr < 2; ++rr)",
-                "        accumulate(totals[rr], p.operands, u, rows[rr], c, row + 8 * rr, 8 * j + 2 * q, "
-                "v.pair(j, rr));",
-                "    }",
-                "    CUTLASS_PRAGMA_UNROLL",
-                "    for (int rr = 0; rr < 2; ++rr) {",
-                *(
-                    f"      totals[rr].t{k} = coda::quad_combine<{_combiner(n)}>(totals[rr].t{k});"
-                    for k, n in enumerate(segment.reductions)
-                ),
-                "    }",
-            ]  # fmt: skip
-        lines.append(
+            *(self._reducing_pass(segment, slots[0][1]) if segment.reductions else []),
             "    Head const heads[2] = {head(p.operands, u, rows[0], totals[0], g), "
-            "head(p.operands, u, rows[1], totals[1], g)};"
-        )
-        for value, store in segment.head_values:
-            dtype = self.plan.stores[store].dtype.cpp
-            for rr in range(2):
-                name = self.scope.value(value, "float").replace("h.", f"heads[{rr}].").replace("r.", f"rows[{rr}].")
-                lines.append(
-                    f"    coda::store_head_value<{dtype}>(p.outputs[{store}], {name}, row + {8 * rr}, p.m, g, q);"
-                )
+            "head(p.operands, u, rows[1], totals[1], g)};",
+            *(self._head_stores(segment) if segment.head_values else []),
+        ]
         for store in dict.fromkeys(p.store for b in segment.blocks for p in b.pieces):
             place = f"coda::batched_row(p.outputs[{store}], row"
             lines.append(f"    int64_t const rows{store}[2] = {{{place}), {place} + 8)}};")
         for number, block in enumerate(segment.blocks):
             lines += self._steps(segment, number, block, slots[number + 1][1])
         return [*lines, "  }"]
+
+    def _reducing_pass(self, segment: Segment, offset: str) -> list[str]:
+        """All columns of the head, then the quad that shares a row."""
+        return [
+            "    CUTLASS_PRAGMA_UNROLL",
+            f"    for (int j = 0; j < {self.heads.dim // 8}; ++j) {{",
+            f"      Columns const c = coda::staged<Columns>(slot + {offset}, 4 * j + q);",
+            "      CUTLASS_PRAGMA_UNROLL",
+            "      for (int rr = 0; rr < 2; ++rr)",
+            "        accumulate(totals[rr], p.operands, u, rows[rr], c, row + 8 * rr, 8 * j + 2 * q, v.pair(j, rr));",
+            "    }",
+            "    CUTLASS_PRAGMA_UNROLL",
+            "    for (int rr = 0; rr < 2; ++rr) {",
+            *(
+                f"      totals[rr].t{k} = coda::quad_combine<{_combiner(n)}>(totals[rr].t{k});"
+                for k, n in enumerate(segment.reductions)
+            ),
+            "    }",
+        ]
+
+    def _head_stores(self, segment: Segment) -> list[str]:
+        """Results that are one value for each row and head."""
+        lines = ["    CUTLASS_PRAGMA_UNROLL", "    for (int rr = 0; rr < 2; ++rr) {"]
+        lines += ["      Head const& h = heads[rr];", "      Row const& r = rows[rr];"]
+        for value, store in segment.head_values:
+            place = f"row + 8 * rr, p.m, g, q, {self.scope.value(value, 'float')}"
+            lines.append(
+                f"      coda::store_head_value<{self.plan.stores[store].dtype.cpp}>(p.outputs[{store}], {place});"
+            )
+        return [*lines, "    }"]
 
     def _steps(self, segment: Segment, number: int, block: Block, offset: str) -> list[str]:
         kept = ["uint32_t" if self.plan.stores[p.store].is_packed else "coda::Two<float>" for p in block.pieces]

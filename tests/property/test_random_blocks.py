@@ -17,10 +17,11 @@ from coda.passes.partition import assemble, partition
 from coda.passes.simplify import simplify
 from coda.runtime.binding import bind, shapes_of
 from coda.runtime.blocks import evaluate_partition
+from coda.runtime.gradients import random_seeds
 from coda.runtime.inputs import random_inputs
 from coda.runtime.reference import evaluate
 from coda.verify import verify
-from tests.gradients import autograd, check_gradients, check_text, seeds_for
+from tests.gradients import autograd, check_gradients, check_text
 from tests.programs import cast
 from tests.support import same
 
@@ -123,7 +124,7 @@ def test_every_pass(p, seed):
     verify(rewritten)
     is_partitioned(rewritten, seed)
     bound = bind(p, shapes_of(inputs), sizes)
-    seeds = seeds_for(p, backward, bound, seed)
+    seeds = random_seeds(p, backward.backward, bound, seed)
     want = autograd(p, inputs, seeds, bound)
     assume(all(g is None or (g.isfinite().all() and g.abs().max() < 1e6) for g in want.values()))
     both = type(backward)(backward.forward, rewritten, backward.saved, backward.gradients).joined()

@@ -76,8 +76,12 @@ struct Body {
         totals[rr].t0 = coda::quad_combine<coda::Max>(totals[rr].t0);
       }
       Head const heads[2] = {head(p.operands, u, rows[0], totals[0], g), head(p.operands, u, rows[1], totals[1], g)};
-      coda::store_head_value<float>(p.outputs[1], heads[0].h2, row + 0, p.m, g, q);
-      coda::store_head_value<float>(p.outputs[1], heads[1].h2, row + 8, p.m, g, q);
+      CUTLASS_PRAGMA_UNROLL
+      for (int rr = 0; rr < 2; ++rr) {
+        Head const& h = heads[rr];
+        Row const& r = rows[rr];
+        coda::store_head_value<float>(p.outputs[1], row + 8 * rr, p.m, g, q, h.h2);
+      }
       int64_t const rows0[2] = {coda::batched_row(p.outputs[0], row), coda::batched_row(p.outputs[0], row + 8)};
       coda::for_steps<128>([&](auto width, int first) {
         constexpr int kWidth = decltype(width)::value;
