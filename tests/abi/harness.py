@@ -58,6 +58,11 @@ program interleaved(x: bf16[M, D], w: bf16[(F s=2), D]) {
     z = x @ w.T
     return silu(z.s[0]) * z.s[1]: bf16, z: bf16[M, (F s)]
 }
+program loss(x: bf16[M, D], w: bf16[V, D], label: i64[M], ignore: i64 = -100) {
+    z = x @ w.T
+    nll = where(label == ignore, 0, logsumexp(z, V) - pick(z, V, label))
+    return nll: f32, mean = sum(nll, M) / sum(where(label == ignore, 0, 1), M): f32
+}
 program tokens(x: bf16[(B T), D], w: bf16[N, D]) {
     return x @ w.T: bf16
 }

@@ -305,3 +305,38 @@ def test_host_tensors_are_refused() -> None:
     record = started("plain")
     assert record.run([zeros(8, 64), zeros(16, 64), zeros(8, 16)], [0, -1, 0]) == 1
     assert record.error == "'w' is in host memory (DLPack device type 1); the kernel needs CUDA memory"
+
+
+def test_totals_go_through_values_of_rows() -> None:
+    """Slots of the workspace: two f32 for each row and tile, the logit picked, what each row adds to the totals."""
+    record = started("loss")
+    m, v, d = 300, 520, 256
+    nll, mean = zeros(m, dtype=F32), torch.zeros((), dtype=F32)
+    args = [zeros(m, d), zeros(v, d), zeros(m, dtype=torch.int64), None, nll, mean]
+    round_up = lambda size: -(-size // 256) * 256  # noqa: E731
+    sizes = [round_up(5 * m * 8), *[round_up(m * 4)] * 3]
+    slots = [0x100000 + sum(sizes[:i]) for i in range(4)]
+    assert record.artifact.workspace_bytes(args) == sum(sizes)
+    assert record.run(args, workspace=0x100000, size=1 << 20) == 0, record.error
+    _, row, total = launches(record)
+    assert (row["kernel"], row["grid"]) == ("loss_finish_row", [10, 1, 1])
+    assert (total["kernel"], total["grid"], total["block"]) == ("loss_finish_total", [1, 1, 1], [32, 16, 1])
+    states, picked = record.parameters(launch_type(0, 1, 2)).outputs
+    assert [(o.data, o.row, o.column) for o in (states, picked)] == [(slots[0], 1, m), (slots[1], 1, m)]
+    f = record.parameters(finish_type(4, 3), 1)
+    assert (f.length, f.count, f.extent) == (m, 5, v)
+    assert [o.data for o in f.operands[:3]] == [slots[0], slots[1], args[2].data_ptr()]
+    assert (f.operands[3].data or 0, f.operands[3].integer) == (0, -100)
+    assert [o.data for o in f.outputs] == [nll.data_ptr(), slots[2], slots[3]]
+    t = record.parameters(finish_type(2, 1), 2)
+    assert (t.length, t.count, t.extent) == (1, m, m)
+    assert ([o.data for o in t.operands], t.outputs[0].data) == (slots[2:], mean.data_ptr())
+
+
+def test_integer_scalars_are_exact() -> None:
+    record = started("loss")
+    m, v, d = 40, 96, 64
+    ignore = torch.tensor(2**60 + 1)
+    args = [zeros(m, d), zeros(v, d), zeros(m, dtype=torch.int64), ignore, zeros(m, dtype=F32), torch.zeros(())]
+    assert record.run(args, [0, 0, 0, -1, 0, 0]) == 0, record.error
+    assert record.parameters(finish_type(4, 3), 1).operands[3].integer == 2**60 + 1

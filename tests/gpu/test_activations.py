@@ -6,7 +6,7 @@ import pytest
 
 from coda.runtime.compare import compare
 from coda.runtime.inputs import random_inputs
-from tests.gpu.test_examples import TILE_NAMES, compiled, run
+from tests.gpu.test_examples import compiled, kernels, run
 
 # The axes of rows, columns (of one half) and contraction.
 NAMES = {
@@ -18,8 +18,7 @@ NAMES = {
 RAGGED = ((1, 8, 8), (7, 16, 64), (128, 128, 64), (129, 136, 72), (300, 72, 200), (257, 264, 1032), (2049, 192, 128))
 
 
-@pytest.mark.parametrize("tile", TILE_NAMES)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "tile"), kernels(NAMES))
 def test_ragged_sizes(name: str, tile: str) -> None:
     call = compiled(name, tile)
     for seed, shape in enumerate(RAGGED):

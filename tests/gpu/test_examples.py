@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ import coda
 from coda.runtime.binding import bind, shapes_of
 from coda.runtime.compare import compare
 from coda.runtime.inputs import poisoned_outputs, random_inputs
-from coda.target import TILES
+from coda.target import TILES, lower
+from coda.target.legality import legal_tile
 from tests.support import same_bits
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -36,6 +38,12 @@ def compiled(name: str, tile: str) -> coda.CompiledProgram:
             pytest.skip(str(error))
         _compiled[name, tile] = call
     return _compiled[name, tile]
+
+
+def kernels(names: Iterable[str]) -> list[tuple[str, str]]:
+    """Each example with each tile that its operands fit."""
+    plans = {name: lower(coda.parse(EXAMPLES / f"{name}.coda").programs[name]) for name in names}
+    return [(name, tile.name) for name, plan in plans.items() for tile in TILES if legal_tile(tile, plan)]
 
 
 def sizes_of(program, m: int, n: int, k: int) -> dict[str, int]:

@@ -9,7 +9,7 @@ import coda
 from coda.runtime.compare import compare
 from coda.runtime.inputs import random_inputs
 from coda.runtime.philox import uniform
-from tests.gpu.test_examples import TILE_NAMES, compiled, run
+from tests.gpu.test_examples import TILE_NAMES, compiled, kernels, run
 
 SHAPES = ((1, 8, 8), (7, 9, 64), (129, 264, 72), (300, 1001, 200), (257, 520, 1032))  # M, D, K
 DRAW = """
@@ -31,8 +31,9 @@ def test_numbers_are_the_interpreters(tile: str, seed: int) -> None:
             assert torch.equal(got, uniform(seed, 2**33 + 5, [m, n], "cuda")), (tile, (m, n, k))
 
 
-@pytest.mark.parametrize("tile", TILE_NAMES)
-@pytest.mark.parametrize("name", ["dropout_residual", "dropout_residual_backward", "stochastic_depth"])
+@pytest.mark.parametrize(
+    ("name", "tile"), kernels(["dropout_residual", "dropout_residual_backward", "stochastic_depth"])
+)
 def test_examples(name: str, tile: str) -> None:
     call = compiled(name, tile)
     for seed, (m, n, k) in enumerate(SHAPES):
