@@ -13,14 +13,17 @@ from typing import TYPE_CHECKING
 
 from coda.build import cache, toolchain
 from coda.build.compile import DEVICE_FLAGS, HOST_FLAGS, LINK_FLAGS, SpillError, arch_flags, compile_artifact
-from coda.build.describe import Metadata, plans_of
+from coda.build.describe import Metadata
 from coda.build.host import header, host_source
 from coda.build.toolchain import Toolchain
 from coda.errors import CodaError
 from coda.ir import Program
 from coda.resources import templates_dir
-from coda.target import Plan, Tile, Variant, choose_tile, lower, parse_tile, rank_tiles, variants
+from coda.target import Plan, Tile, Variant, choose_tile, parse_tile, rank_tiles, variants
+from coda.target.blocks import lower_program
 from coda.target.legality import legal_tile
+from coda.target.rowplan import RowPlan
+from coda.target.schedule import Assembly, Kernel, Schedule
 from coda.version import __version__
 
 if TYPE_CHECKING:
@@ -34,11 +37,10 @@ Tiles = Sequence[Tile | str] | Tile | str | None
 def artifact(
     program: Program, dims: Mapping[str, int] | None = None, tile: Tiles = None, progress: Progress | None = None
 ) -> Artifact:
-    """The loaded kernels of an epilogue program, from the cache or built now. ``dims`` guide the choice of the tile."""
+    """The loaded kernels of a program, from the cache or built now. ``dims`` guide the choice of the tiles."""
     from coda.runtime.library import Artifact
 
-    plan = as_plan(program)
-    return Artifact(library(plan, tile, dims, DEFAULT_ARCH, progress), program=program)
+    return Artifact(library(as_schedule(program), tile, dims, DEFAULT_ARCH, progress), program=program)
 
 
 def load(path: str | Path) -> Artifact:
@@ -49,7 +51,7 @@ def load(path: str | Path) -> Artifact:
 
 
 def build(
-    program: Program | Plan,
+    program: Program | Kernel | Schedule,
     tiles: Tiles = None,
     out: Path | None = None,
     keep_sources: Path | None = None,
@@ -58,8 +60,7 @@ def build(
     dims: Mapping[str, int] | None = None,
 ) -> Path:
     """Build ``NAME.so``. With ``out`` the library and its header (OUT with suffix .h) are copied there."""
-    plan = as_plan(program)
-    built = library(plan, tiles, dims, arch, progress)
+    built = library(as_schedule(program), tiles, dims, arch, progress)
     if keep_sources is not None:
         keep_sources.mkdir(parents=True, exist_ok=True)
         for file in sorted(built.parent.iterdir()):
@@ -73,14 +74,19 @@ def build(
     return out
 
 
-def sources(plan: Plan, variants: Sequence[Variant], meta: Metadata | None = None) -> dict[str, str]:
+def sources(assembly: Assembly, meta: Metadata | None = None) -> dict[str, str]:
     """File name -> text of everything that is compiled."""
     from coda.target.emit import device_source
+    from coda.target.emit_rows import row_source
 
+    kernels = [
+        row_source(step) if isinstance(step, RowPlan) else device_source(step, assembly.variants_of(step))
+        for step in assembly.schedule.steps
+    ]
     return {
-        "kernels.cu": device_source(plan, variants),
-        "host.cpp": host_source(plan.name, variants, meta or Metadata()),
-        f"{plan.name}.h": header(plan.name, plans_of(variants)),
+        "kernels.cu": "\n".join(kernels),
+        "host.cpp": host_source(assembly.name, [assembly], meta or Metadata()),
+        f"{assembly.name}.h": header(assembly.name, [assembly.schedule]),
     }
 
 
@@ -93,35 +99,47 @@ def variants_of(plan: Plan, tiles: Sequence[Tile]) -> list[Variant]:
     return variants(plan, tiles)
 
 
+def assemble(schedule: Schedule, tiles: Tiles = None, dims: Mapping[str, int] | None = None) -> Assembly:
+    """The schedule with tiles as given, the same for all its products; by default the one the width formula chooses."""
+    return Assembly(
+        schedule, tuple(v for plan in schedule.gemms for v in variants_of(plan, as_tiles(plan, tiles, dims)))
+    )
+
+
 def library(
-    plan: Plan, tiles: Tiles, dims: Mapping[str, int] | None, arch: str, progress: Progress | None = None
+    schedule: Schedule, tiles: Tiles, dims: Mapping[str, int] | None, arch: str, progress: Progress | None = None
 ) -> Path:
-    """The library of a plan at the tiles given, by default at the most promising one that does not spill."""
+    """The library of a schedule at the tiles given, by default at the most promising ones that do not spill."""
     if tiles is not None:
-        return cached(plan, as_tiles(plan, tiles, dims), arch, progress)
-    *others, last = rank_tiles(plan, dims)
-    for tile in others:
+        return cached(assemble(schedule, tiles, dims), arch, progress)
+    ranked = {plan.name: rank_tiles(plan, dims) for plan in schedule.gemms}
+    while True:
+        built = [v for plan in schedule.gemms for v in variants_of(plan, ranked[plan.name][:1])]
         try:
-            return cached(plan, [tile], arch, progress)
+            return cached(Assembly(schedule, tuple(built)), arch, progress)
         except SpillError as error:
+            spilled = [v.plan.name for v in built if v.symbol in str(error)] or [v.plan.name for v in built]
+            for name in spilled:
+                ranked[name] = ranked[name][1:]
+            if not all(ranked.values()):
+                raise
             if progress:
                 progress(f"{error.diagnostics[0].message}; trying the next tile")
-    return cached(plan, [last], arch, progress)
 
 
-def cached(plan: Plan, tiles: Sequence[Tile], arch: str, progress: Progress | None = None) -> Path:
+def cached(assembly: Assembly, arch: str, progress: Progress | None = None) -> Path:
     """The library in the cache, built if it is not there yet."""
     if arch != DEFAULT_ARCH:
         raise CodaError.of(f"there is no code for {arch}", f"this release builds for {DEFAULT_ARCH}")
     tools = toolchain.find()
     meta = Metadata(arch, tools.cutlass_version, tools.nvcc_version)
-    files = sources(plan, variants_of(plan, tiles), meta)
-    name = f"{plan.name}.so"
+    files = sources(assembly, meta)
+    name = f"{assembly.name}.so"
 
     def make(folder: Path) -> None:
         for file, text in files.items():
             (folder / file).write_text(text)
-        compile_artifact(folder, plan.name, tools, arch, progress)
+        compile_artifact(folder, assembly.name, tools, arch, progress)
 
     key = cache.content_key(_identity(files, tools, arch))
     if (reason := cache.rejection(key)) is not None:
@@ -133,8 +151,11 @@ def cached(plan: Plan, tiles: Sequence[Tile], arch: str, progress: Progress | No
         raise
 
 
-def as_plan(program: Program | Plan) -> Plan:
-    return program if isinstance(program, Plan) else lower(program)
+def as_schedule(program: Program | Kernel | Schedule) -> Schedule:
+    """The kernels of a program, or those that were made of it before."""
+    if isinstance(program, Program):
+        return lower_program(program)
+    return program if isinstance(program, Schedule) else Schedule.of(program)
 
 
 def as_tiles(plan: Plan, tiles: Tiles, dims: Mapping[str, int] | None = None) -> list[Tile]:

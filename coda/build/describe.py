@@ -6,12 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from coda.ir import dim_size
 from coda.printer import print_program
-from coda.target.legality import DESIGN_SMS, checks, partial_outputs
-from coda.target.plan import Arg, Plan, Variant
+from coda.target.legality import DESIGN_SMS, checks, partial_outputs, partial_step
+from coda.target.plan import Arg, Variant
+from coda.target.rowplan import RowPlan
+from coda.target.schedule import Assembly, Kernel, Schedule
 from coda.version import __version__
 
-FORMAT = 1  # of this JSON
+FORMAT = 2  # of this JSON
 
 ROUNDING = (
     "Products multiply storage types and accumulate in f32 on tensor cores. Arithmetic between casts is f32. A cast, "
@@ -34,7 +37,7 @@ class Metadata:
         return int(self.arch.removeprefix("sm_").rstrip("a"))
 
 
-def describe(name: str, variants: Sequence[Variant], meta: Metadata) -> dict[str, Any]:
+def describe(name: str, assemblies: Sequence[Assembly], meta: Metadata) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "name": name,
@@ -42,23 +45,18 @@ def describe(name: str, variants: Sequence[Variant], meta: Metadata) -> dict[str
         "compute_capability": meta.compute_capability,
         "versions": {"coda": __version__, "cutlass": meta.cutlass, "nvcc": meta.nvcc},
         "rounding": ROUNDING,
-        "programs": [_program(plan, [v for v in variants if v.plan is plan]) for plan in plans_of(variants)],
+        "programs": [_program(assembly) for assembly in assemblies],
     }
 
 
-def plans_of(variants: Sequence[Variant]) -> list[Plan]:
-    """The plans of the variants, each once, in order."""
-    return list({id(v.plan): v.plan for v in variants}.values())
-
-
-def signature(plan: Plan) -> str:
+def signature(plan: Schedule) -> str:
     """``bias_gelu(x: bf16[M, K], w: bf16[N, K]) -> out: bf16[M, N]``"""
     inputs = ", ".join(argument_text(plan, a) for a in plan.args if not a.is_output)
     outputs = ", ".join(argument_text(plan, a) for a in plan.args if a.is_output)
     return f"{plan.name}({inputs})" + (f" -> {outputs}" if outputs else "")
 
 
-def argument_text(plan: Plan, arg: Arg) -> str:
+def argument_text(plan: Schedule, arg: Arg) -> str:
     axes = arg.axes
     store = partial_outputs(plan).get(arg.name)
     if store is not None:
@@ -68,9 +66,11 @@ def argument_text(plan: Plan, arg: Arg) -> str:
     return f"{inout}{arg.name}: {arg.dtype}[{', '.join(axes)}]{optional}"
 
 
-def _program(plan: Plan, variants: Sequence[Variant]) -> dict[str, Any]:
+def _program(assembly: Assembly) -> dict[str, Any]:
+    plan = assembly.schedule
     table = checks(plan)
     source = plan.program.source
+    counted = partial_step(plan)
     return {
         "name": plan.name,
         "signature": signature(plan),
@@ -78,18 +78,37 @@ def _program(plan: Plan, variants: Sequence[Variant]) -> dict[str, Any]:
         "program": print_program(plan.program),  # what was lowered, consts resolved; it parses back
         "args": [_arg(plan, a) for a in plan.args],
         "axes": {a.name: str(a.size) for a in plan.program.axes},
-        "rows": table.rows.text,
-        "columns": table.columns.text,
-        "contraction": "+".join(extent.text for extent in table.contractions),
-        "lanes": plan.lanes,
+        "kernels": [_kernel(assembly, step) for step in plan.steps],
+        "partial_kernel": plan.steps.index(counted) if counted else None,  # whose partial results are outputs
         "requirements": [r.sentence for r in table.requirements],
         "design_sms": DESIGN_SMS,
-        "workspace": any(s.kind != "tile" and s.arg is None for s in plan.stores),
-        "variants": [_variant(v) for v in variants],
+        "workspace": bool(plan.temporaries) or any(map(_leaves_partials, plan.steps)),
     }
 
 
-def _arg(plan: Plan, arg: Arg) -> dict[str, Any]:
+def _leaves_partials(step: Kernel) -> bool:
+    """Whether a kernel leaves something for its finish kernels."""
+    return any(s.kind != "tile" and s.arg is None for s in step.stores)
+
+
+def _kernel(assembly: Assembly, step: Kernel) -> dict[str, Any]:
+    about: dict[str, Any] = {
+        "name": step.name,
+        "kind": step.kind,
+        "rows": str(dim_size(step.rows)),
+        "columns": str(dim_size(step.columns)),
+        "finishes": [f.kind for f in step.finishings],
+    }
+    if isinstance(step, RowPlan):
+        return about | {"symbols": [v.symbol for v in step.variants]}
+    return about | {
+        "contraction": "+".join(str(dim_size(t.contraction)) for t in step.terms),
+        "lanes": step.lanes,
+        "variants": [_variant(v) for v in assembly.variants_of(step)],
+    }
+
+
+def _arg(plan: Schedule, arg: Arg) -> dict[str, Any]:
     store = partial_outputs(plan).get(arg.name)
     return {
         "name": arg.name,

@@ -1,22 +1,26 @@
-"""coda explain: show the kernel that a program becomes, and what it costs.
+"""coda explain: show the kernels that a program becomes, and what it costs.
 
-Shows the visitor plan (what the epilogue reads, computes and stores, and where), the bytes moved when fused and when
+Shows the plan of each (what the epilogue reads, computes and stores, and where), the bytes moved when fused and when
 not, the operations, and the time below which a GPU cannot run it. Without --dims the costs are formulas.
 """
 
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 
 from coda import cost as costs
-from coda.cli import planview
+from coda.cli import planview, rowview
 from coda.cli.common import add_json, add_request, human_bytes, print_json, table
 from coda.cli.request import Request, from_args
 from coda.cost import Cost, Gpu
 from coda.errors import CodaError
 from coda.runtime.binding import bind
-from coda.target import Plan, Tile, choose_tile, lower, parse_tile
+from coda.target import TILES, Tile, choose_tile, parse_tile
+from coda.target.blocks import lower_program
+from coda.target.rowplan import RowPlan
+from coda.target.schedule import Kernel
 
 WAYS = {
     "fused": "one kernel",
@@ -39,10 +43,11 @@ def run(args: argparse.Namespace) -> int:
     formulas = costs.cost(program)
     report = Report(request, formulas, formulas.at(sizes), costs.GPUS[args.gpu])
     try:
-        report.plan = lower(program)
-        report.tile = parse_tile(request.tile) if request.tile else choose_tile(report.plan, sizes)
+        schedule = lower_program(program)
+        report.kernels = [(step, _tile(step, request, sizes)) for step in schedule.steps]
+        report.edges = {t.name: f"{t.dtype}[{', '.join(t.axes)}]" for t in schedule.temporaries}
         if report.numbers.is_number:
-            report.refusal = planview.refusal(report.plan, sizes, report.tile)
+            report.refusal = planview.refusal(schedule, sizes, report.kernels[0][1] or TILES[0])
     except CodaError as error:  # a block program, say: what it costs can be told all the same
         report.reason = error
     if args.json:
@@ -50,6 +55,22 @@ def run(args: argparse.Namespace) -> int:
     else:
         print(report.text())
     return 0
+
+
+def _tile(step: Kernel, request: Request, sizes: Mapping[str, int]) -> Tile | None:
+    if isinstance(step, RowPlan):
+        return None
+    return parse_tile(request.tile) if request.tile else choose_tile(step, sizes)
+
+
+def _document(step: Kernel, tile: Tile | None) -> dict:
+    if isinstance(step, RowPlan):
+        return rowview.document(step)
+    return planview.document(step, tile or TILES[0])
+
+
+def _text(step: Kernel, tile: Tile | None) -> list[str]:
+    return rowview.text(step) if isinstance(step, RowPlan) else planview.text(step, tile or TILES[0])
 
 
 @dataclass
@@ -60,10 +81,10 @@ class Report:
     formulas: Cost
     numbers: Cost
     gpu: Gpu
-    plan: Plan | None = None
-    tile: Tile | None = None
+    kernels: list[tuple[Kernel, Tile | None]] = field(default_factory=list)  # in the order they run; tiles of GEMMs
+    edges: dict[str, str] = field(default_factory=dict)  # tensors between kernels, with their types
     reason: CodaError | None = None  # why there is no kernel
-    refusal: str | None = None  # why the kernel would not take these sizes
+    refusal: str | None = None  # why the kernels would not take these sizes
 
     def document(self) -> dict:
         """The report as JSON. Numbers are None where a size is not known."""
@@ -71,7 +92,10 @@ class Report:
         return {
             "program": self.request.program.name,
             "dims": self.request.dims,
-            "kernel": planview.document(self.plan, self.tile) if self.plan and self.tile else None,
+            "kernel": _document(*self.kernels[0]) if len(self.kernels) == 1 else None,
+            "kernels": [_document(*kernel) for kernel in self.kernels],
+            "launches": sum(1 + len(step.finishings) for step, _ in self.kernels),
+            "between": self.edges,
             "refusal": self.refusal,
             "reason": self.reason.diagnostics[0].message if self.reason else None,
             "formulas": {f.name: str(getattr(self.formulas, f.name)) for f in fields(Cost)},
@@ -83,8 +107,10 @@ class Report:
     def text(self) -> str:
         sizes = ", ".join(f"{name}={size}" for name, size in self.request.dims.items())
         lines = [self.request.program.name + (f" at {sizes}" if sizes else "")]
-        if self.plan is not None and self.tile is not None:
-            lines += planview.text(self.plan, self.tile)
+        if self.kernels:
+            for step, tile in self.kernels:
+                lines += [f"  {step.name}"] if len(self.kernels) > 1 else []
+                lines += _text(step, tile)
             lines += [f"  refused at these sizes: {self.refusal}"] if self.refusal else []
         elif self.reason is not None:
             lines += ["not lowered:", str(self.reason)]

@@ -30,7 +30,8 @@ from coda.cli.progress import progress
 from coda.cli.request import ARCHES, Request, from_args
 from coda.errors import CodaError
 from coda.runtime.binding import bind
-from coda.target import Plan, Tile, lower
+from coda.target import TILES
+from coda.target.schedule import Assembly
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -50,14 +51,16 @@ def run(args: argparse.Namespace) -> int:
     if args.output is not None and args.output.suffix != ".so":
         args.usage_error(f"-o {args.output}: the name of the library ends in .so")
     request = from_args(args)
-    plan, tiles, sizes = _plan(request)
-    report: dict[str, object] = {"program": plan.name, "arch": request.arch, "tiles": [tile.name for tile in tiles]}
+    assembly, sizes = _assembly(request)
+    tiles = list(dict.fromkeys(v.tile.name for v in assembly.variants))
+    report: dict[str, object] = {"program": assembly.name, "arch": request.arch, "tiles": tiles}
+    report["kernels"] = [step.name for step in assembly.schedule.steps]
     if args.no_build:
-        report |= _generate(plan, tiles, args.keep_sources, request.arch)
+        report |= _generate(assembly, args.keep_sources, request.arch)
     else:
         with progress(f"building {args.output}") as say:
-            chosen = tiles if request.tile else None  # by default the best tile that does not spill
-            build.build(plan, chosen, args.output, args.keep_sources, request.arch, say, sizes)
+            chosen = tiles if request.tile else None  # by default the best tiles that do not spill
+            build.build(assembly.schedule, chosen, args.output, args.keep_sources, request.arch, say, sizes)
         report["tiles"] = build.load(args.output).tiles
         report |= {"library": str(args.output), "header": str(args.output.with_suffix(".h"))}
     if args.json:
@@ -67,23 +70,22 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _plan(request: Request) -> tuple[Plan, list[Tile], dict[str, int]]:
-    """The plan, its tiles and the sizes that are known. Sizes that its kernels would refuse are told now, not when the
-    artifact runs."""
-    plan = lower(request.program)
+def _assembly(request: Request) -> tuple[Assembly, dict[str, int]]:
+    """The kernels and their tiles, and the sizes that are known. Sizes that kernels would refuse are told now, not when
+    the artifact runs."""
+    schedule = build.as_schedule(request.program)
     sizes = bind(request.program, {}, request.dims)
-    tiles = build.as_tiles(plan, request.tile.split(",") if request.tile else None, sizes)
-    build.variants_of(plan, tiles)
+    assembly = build.assemble(schedule, request.tile.split(",") if request.tile else None, sizes)
     if all(axis.name in sizes for axis in request.program.free_axes):
-        for tile in tiles:
-            if reason := planview.refusal(plan, sizes, tile):
+        for tile in dict.fromkeys(v.tile for v in assembly.variants) or (TILES[0],):
+            if reason := planview.refusal(schedule, sizes, tile):
                 raise CodaError.of(f"the kernel would refuse these sizes: {reason}")
-    return plan, tiles, sizes
+    return assembly, sizes
 
 
-def _generate(plan: Plan, tiles: list[Tile], folder: Path | None, arch: str) -> dict[str, object]:
+def _generate(assembly: Assembly, folder: Path | None, arch: str) -> dict[str, object]:
     """Generate the sources, and write them where they are wanted."""
-    files = build.sources(plan, build.variants_of(plan, tiles), build.Metadata(arch))
+    files = build.sources(assembly, build.Metadata(arch))
     if folder is not None:
         try:
             folder.mkdir(parents=True, exist_ok=True)

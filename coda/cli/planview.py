@@ -9,9 +9,10 @@ from coda.cli.common import table
 from coda.ir import dim_size
 from coda.runtime.binding import evaluate_size
 from coda.target import Plan, Tile, variants
-from coda.target.legality import can_lower, partial_outputs
+from coda.target.legality import as_schedule, can_lower, partial_outputs, partial_step
 from coda.target.plan import Major, Operand, Segment, Space, Store, Term
 from coda.target.requirements import View
+from coda.target.schedule import Schedule
 
 ALIGNMENT = 256  # of device allocations
 
@@ -23,26 +24,30 @@ WHERE = {
 }
 
 
-def refusal(plan: Plan, sizes: Mapping[str, int], tile: Tile) -> str | None:
-    """Why the kernel would refuse contiguous, aligned tensors of these sizes; None where it takes them."""
-    (variant,) = variants(plan, [tile])
+def refusal(plan: Plan | Schedule, sizes: Mapping[str, int], tile: Tile) -> str | None:
+    """Why the kernels would refuse contiguous, aligned tensors of these sizes; None where they take them."""
+    schedule = as_schedule(plan)
     views, address = [], 0
-    for arg in plan.args:
+    for arg in schedule.args:
         shape = tuple(evaluate_size(size, sizes) for size in arg.dims)
-        if (store := partial_outputs(plan).get(arg.name)) is not None:
-            rows, columns = (evaluate_size(dim_size(dim), sizes) for dim in (plan.rows, plan.columns))
+        step, store = partial_step(schedule), partial_outputs(schedule).get(arg.name)
+        if step is not None and store is not None:
+            (variant,) = variants(step, [tile])
+            rows, columns = (evaluate_size(dim_size(dim), sizes) for dim in (step.rows, step.columns))
             row_wise = store.kind == "row"
             shape = (variant.row_partials(columns), rows) if row_wise else (variant.column_partials(rows), columns)
         strides = tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
         views.append(View(shape, strides, arg.dtype.dlpack, address))
         address += -(-math.prod(shape) * arg.dtype.bytes // ALIGNMENT) * ALIGNMENT
-    answer = can_lower(plan, views, tile)
+    answer = can_lower(schedule, views, tile)
     return None if answer else str(answer)
 
 
 def document(plan: Plan, tile: Tile) -> dict:
     """The plan as JSON."""
     return {
+        "name": plan.name,
+        "kind": plan.kind,
         "product": _product(plan),
         "lanes": plan.lanes,
         "launches": 1 + len(plan.finishings),

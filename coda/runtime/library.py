@@ -23,7 +23,7 @@ from coda.ir import Program
 from coda.runtime.dlpack import Frame, Value
 
 OK, REFUSED, CUDA_ERROR, WRONG_ARCH = range(4)
-FORMAT = 1  # of the description
+FORMAT = 2  # of the description
 BAND = 16  # rows of a partial of a column reduction
 
 
@@ -94,25 +94,33 @@ class Artifact:
     @property
     def tiles(self) -> list[str]:
         """The tiles that kernels were built for."""
-        return [v["tile"] for v in self._about["variants"]]
+        return list(dict.fromkeys(v["tile"] for k in self._about["kernels"] for v in k.get("variants", ())))
+
+    @property
+    def _counted(self) -> dict[str, Any]:
+        """The kernel whose partial results are outputs; where there is none, the first with variants."""
+        kernels = self._about["kernels"]
+        chosen = self._about["partial_kernel"]
+        return kernels[chosen] if chosen is not None else next(k for k in kernels if k["kind"] == "gemm")
 
     def variant(self, sizes: Mapping[str, int]) -> dict[str, Any]:
-        """The variant that runs at these sizes: as ``select`` in host.h."""
-        rows, columns = (formula(self._about[key], sizes) for key in ("rows", "columns"))
+        """The variant that runs at these sizes: as ``select`` in host/call.h."""
+        kernel = self._counted
+        rows, columns = (formula(kernel[key], sizes) for key in ("rows", "columns"))
 
         def cost(v: dict[str, Any]) -> int:
             tiles = -(-rows // v["tile_m"]) * -(-columns // v["columns"])
             return -(-tiles // self._about["design_sms"]) * v["tile_m"] * v["tile_n"]
 
-        return min(self._about["variants"], key=cost)
+        return min(kernel["variants"], key=cost)
 
     def _shape(self, arg: Mapping[str, Any], sizes: Mapping[str, int]) -> tuple[int, ...]:
         shape = tuple(formula(size, sizes) for size in arg["shape"])
         if arg["partials"] is None:
             return shape
         if arg["partials"] == "row":
-            return (-(-formula(self._about["columns"], sizes) // self.variant(sizes)["columns"]), *shape)
-        return (-(-formula(self._about["rows"], sizes) // BAND), *shape)
+            return (-(-formula(self._counted["columns"], sizes) // self.variant(sizes)["columns"]), *shape)
+        return (-(-formula(self._counted["rows"], sizes) // BAND), *shape)
 
     def _frame(self, args: Sequence[Value]) -> Frame:
         """The arguments as C structs, in memory of this thread that the next call reuses."""

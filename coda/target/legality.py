@@ -1,9 +1,10 @@
 """``can_lower``: whether given tensors can run on a kernel, asked by CLI, tuner, callable and launcher alike.
 
-``checks(plan)`` lists everything the kernels of a plan ask of their arguments, in the order in which a user would
+``checks(schedule)`` lists everything the kernels of a program ask of its arguments, in the order in which a user would
 want to hear it: presence, dtype, rank; then sizes; then memory layout. The reasons behind the layout rules: operands
 of the product and [M, N] operands are fetched by TMA, which wants a unit inner stride and 16-byte aligned bases and
-row pitches; all index arithmetic beside them is 64-bit.
+row pitches; all index arithmetic beside them is 64-bit. Row kernels take any layout. What lies between kernels is ours,
+and always legal.
 """
 
 from __future__ import annotations
@@ -19,28 +20,41 @@ from coda.errors import OK, CodaError, Ok, Reason
 from coda.ir import Size, dim_size
 from coda.target import plan as p
 from coda.target.requirements import MAX_RANK, Arg, Binding, Checks, Extent, Kind, Requirement, View, failure
+from coda.target.rowplan import OCTET, ROW_THREADS, RowPlan
+from coda.target.schedule import Kernel, Schedule
 
 TMA_ALIGN = 16
 TMA_PITCH = 1 << 40  # strides of a tensor map are below this many bytes
 MN_BLOCK = 64  # rows or columns of an MN-major operand in a TMA box: the 128 bytes of a swizzle
 INT32 = (1 << 31) - 1
+MAP_COLUMNS = 65535 * 256 * OCTET  # a grid has so many blocks along a row, of so many threads
 DESIGN_SMS = 132  # the variant is chosen for this many multiprocessors, so that a program's partial sums, and with
 #                   them its bits, do not depend on which Hopper board it runs
 
 
-def can_lower(plan: p.Plan, tensors: Sequence[Any], tiles: p.Tile | Sequence[p.Tile]) -> Ok | Reason:
+def can_lower(
+    plan: Kernel | Schedule, tensors: Sequence[Any], tiles: p.Tile | Sequence[p.Tile] = p.TILES[0]
+) -> Ok | Reason:
     """Whether the kernels of ``plan`` built for these tiles take these arguments (in ABI order: parameters, then
     outputs; None for absent ones, Python numbers for scalars)."""
-    variants = tuple(p.Variant(plan, t, "") for t in ([tiles] if isinstance(tiles, p.Tile) else tiles))
-    for variant in variants:
-        legal = legal_tile(variant.tile, plan)
-        if not legal:
-            return legal
-    if len(tensors) != len(plan.args):
-        return Reason(argument_count(plan, len(tensors)))
-    views = [View.of(t, arg.dtype) for t, arg in zip(tensors, plan.args, strict=True)]
-    text = failure(Binding(checks(plan), views, partial_counts(variants)))
+    schedule = as_schedule(plan)
+    tiles = [tiles] if isinstance(tiles, p.Tile) else tiles
+    for gemm in schedule.gemms if len(schedule.steps) == 1 else ():
+        for tile in tiles:
+            legal = legal_tile(tile, gemm)
+            if not legal:
+                return legal
+    if len(tensors) != len(schedule.args):
+        return Reason(argument_count(schedule, len(tensors)))
+    views = [View.of(t, arg.dtype) for t, arg in zip(tensors, schedule.args, strict=True)]
+    counted = partial_step(schedule)
+    variants = [p.Variant(counted, t, "") for t in tiles] if counted else []
+    text = failure(Binding(checks(schedule), views, partial_counts(variants)))
     return OK if text is None else Reason(text)
+
+
+def as_schedule(plan: Kernel | Schedule) -> Schedule:
+    return plan if isinstance(plan, Schedule) else Schedule.of(plan)
 
 
 def legal_tile(tile: p.Tile, plan: p.Plan | None = None) -> Ok | Reason:
@@ -66,7 +80,7 @@ def legal_tile(tile: p.Tile, plan: p.Plan | None = None) -> Ok | Reason:
     return OK
 
 
-def argument_count(plan: p.Plan, got: int) -> str:
+def argument_count(plan: Kernel | Schedule, got: int) -> str:
     names = ", ".join(a.name for a in plan.args)
     return f"'{plan.name}' takes {len(plan.args)} arguments ({names}), got {got}"
 
@@ -90,14 +104,23 @@ def partial_counts(variants: Sequence[p.Variant]) -> Callable[[int, int], tuple[
 
 
 @lru_cache(maxsize=256)
-def checks(plan: p.Plan) -> Checks:
-    """Everything the kernels of a plan ask of their arguments."""
-    return _Derivation(plan).derive()
+def checks(plan: Kernel | Schedule) -> Checks:
+    """Everything the kernels of a program ask of its arguments."""
+    return _Derivation(as_schedule(plan)).derive()
 
 
-def partial_outputs(plan: p.Plan) -> dict[str, p.Store]:
+def partial_outputs(plan: Kernel | Schedule) -> dict[str, p.Store]:
     """Outputs that are unfinished reductions: tensors [count, length]."""
-    return {s.arg: s for s in plan.stores if s.kind in ("row", "column") and s.arg is not None and not s.finished}
+    stores = [s for step in as_schedule(plan).gemms for s in step.stores]
+    return {s.arg: s for s in stores if s.kind in ("row", "column") and s.arg is not None and not s.finished}
+
+
+def partial_step(schedule: Schedule) -> p.Plan | None:
+    """The kernel whose unfinished reductions are outputs, if there is one."""
+    found = [step for step in schedule.gemms if partial_outputs(step)]
+    if len(found) > 1:
+        raise CodaError.of(f"'{schedule.name}' returns partial results of several kernels", "return them finished")
+    return found[0] if found else None
 
 
 # {who} and {type} of the argument, {dim}, {extent}, {limit} (the value) and {why} are filled here; the rest when a
@@ -129,27 +152,34 @@ _SENTENCES = {
 
 @dataclass
 class _Derivation:
-    plan: p.Plan
+    plan: Schedule
     variables: list[Size] = field(default_factory=list)
     found: list[Requirement] = field(default_factory=list)
 
     def derive(self) -> Checks:
         plan = self.plan
         self.index = {a.name: i for i, a in enumerate(plan.args)}
-        self.partials = partial_outputs(plan)
-        rows, columns = (self._extent(dim_size(d)) for d in (plan.rows, plan.columns))
-        contractions = tuple(self._extent(dim_size(t.contraction)) for t in plan.terms)
+        self.partials, partial = partial_outputs(plan), partial_step(plan)
+        self.factors = {name for step in plan.gemms for name in step.factors}
         for arg in plan.args:
             self._signature(arg)
         for arg in plan.args:
-            self._shape(arg)
-        self._products()
-        self._sizes(rows, columns, contractions)
-        self._tma_layouts()
+            self._shape(arg, partial)
+        fixed = len(self.variables)
+        extents = {size: self._extent(size) for size in sizes_of(plan)}
+        self._products(fixed)
+        for step in plan.steps:
+            if isinstance(step, p.Plan):
+                self._sizes(step)
+            else:
+                self._row_sizes(step)
+        self._layouts()
         self._outputs()
         args = tuple(Arg(a.name, self._is_vector(a)) for a in plan.args)
         names = tuple(_text(v) for v in self.variables)
-        return Checks(args, names, tuple(self.found), rows, columns, contractions)
+        counted = partial or plan.steps[0]
+        rows, columns = (extents[dim_size(dim)] for dim in (counted.rows, counted.columns))
+        return Checks(args, names, tuple(self.found), rows, columns, tuple(extents.items()))
 
     def _need(
         self, kind: Kind, arg: p.Arg | None = None, why: str = "", sentence: str | None = None, **fields: Any
@@ -184,7 +214,7 @@ class _Derivation:
 
     def _is_vector(self, arg: p.Arg) -> bool:
         """Whether one element may stand for all: the scale that is per tensor in one call, per row in the next."""
-        plain = not arg.is_output and not arg.inout and arg.name not in self.plan.factors
+        plain = not arg.is_output and not arg.inout and arg.name not in self.factors
         return plain and len(arg.dims) == 1 and arg.dtype.kind == "float"
 
     # -- sizes --
@@ -202,14 +232,14 @@ class _Derivation:
             self.variables.append(rest)
         return Extent(_text(size), int(coefficient), self.variables.index(rest), int(offset))
 
-    def _shape(self, arg: p.Arg) -> None:
+    def _shape(self, arg: p.Arg, partial: p.Plan | None) -> None:
         store = self.partials.get(arg.name)
-        if store is None:
+        if store is None or partial is None:
             for dim, size in enumerate(arg.dims):
                 self._dim(arg, dim, self._extent(size))
             return
         row = store.kind == "row"
-        self._dim(arg, 1, self._extent(dim_size(self.plan.rows if row else self.plan.columns)))
+        self._dim(arg, 1, self._extent(dim_size(partial.rows if row else partial.columns)))
         self._need(Kind.PARTIALS, arg, "tile column" if row else "band of 16 rows", dim=0, value=0 if row else 1)
 
     def _dim(self, arg: p.Arg, dim: int, extent: Extent) -> None:
@@ -219,18 +249,34 @@ class _Derivation:
             self._need(Kind.DIVISIBLE, arg, dim=dim, extent=extent)
         return self._need(Kind.SIZE, arg, f" ({extent.text}, fixed by '{{by}}')", dim=dim, extent=extent)
 
-    def _products(self) -> None:
-        """A variable like B*T must be the product of B and T where those are sizes of dims, too."""
+    def _products(self, fixed: int) -> None:
+        """A variable like B*T must be the product of B and T where those are sizes of dims, too; or is given by them
+        where no argument has it: the first ``fixed`` variables are those of arguments."""
         for index, variable in enumerate(self.variables):
-            factors = variable.args if variable.is_Mul else ()
-            if factors and all(f in self.variables for f in factors):
+            others = [v for v in self.variables[:fixed] if v != variable]
+            factors = _factors(variable, others)
+            if factors:
                 mask = sum(1 << self.variables.index(f) for f in factors)
                 extent = Extent(_text(variable), 1, index)
                 self._need(Kind.PRODUCT, why=", ".join(map(_text, factors)), dim=index, value=mask, extent=extent)
+            elif index >= fixed:
+                raise CodaError.of(
+                    f"'{self.plan.name}': the size {_text(variable)} does not follow from the shapes of the arguments",
+                    "pass a tensor that has its axes, each a dim of its own",
+                )
 
-    def _sizes(self, rows: Extent, columns: Extent, contractions: Sequence[Extent]) -> None:
-        plan = self.plan
-        contractions = list(dict.fromkeys(contractions))
+    def _row_sizes(self, plan: RowPlan) -> None:
+        """Rows and columns are counted in 32 bits; a thread holds the sums over rows of all its columns."""
+        columns = [self._extent(dim_size(space)) for space in plan.spaces]
+        self._need(Kind.AT_MOST, extent=self._extent(dim_size(plan.rows)), value=INT32)
+        held = bool(plan.column_totals) and plan.kind == "row"
+        limit = ROW_THREADS * OCTET * plan.variants[-1].octets if held else MAP_COLUMNS
+        for extent in columns:
+            self._need(Kind.AT_MOST, extent=extent, value=limit)
+
+    def _sizes(self, plan: p.Plan) -> None:
+        rows, columns = (self._extent(dim_size(d)) for d in (plan.rows, plan.columns))
+        contractions = list(dict.fromkeys(self._extent(dim_size(t.contraction)) for t in plan.terms))
         for extent in contractions:
             self._need(Kind.AT_LEAST, extent=extent, value=1)
         inner = INT32 // len(plan.terms) // 64 * 64  # the kernel counts whole tiles along K, of all terms
@@ -247,22 +293,21 @@ class _Derivation:
 
     # -- layout --
 
-    def _tma_layouts(self) -> None:
-        plan = self.plan
-        weight_rows = 1 if plan.lanes == 1 else 16  # the map over paired weights steps up to 16 rows at a time
-        dims = {name: (0, 1, TMA_PITCH) for name in plan.factors}
-        dims |= {name: (0, 1, TMA_PITCH // weight_rows) for term in plan.terms for name in term.b}
-        for operand in plan.tile_operands:
-            dims.setdefault(operand.arg, (operand.row_dim or 0, operand.column_dim or 0, TMA_PITCH))
-        for arg in plan.args:
+    def _layouts(self) -> None:
+        dims: dict[str, tuple[int, int, int]] = {}
+        for step in self.plan.gemms:
+            for name, (row, column, limit) in _tma_dims(step).items():
+                dims[name] = (row, column, min(limit, dims.get(name, (0, 0, limit))[2]))
+        for arg in self.plan.args:
             if arg.name in dims:
                 self._tma(arg, *dims[arg.name])
             elif arg.dtype.bytes > 1:
                 self._need(Kind.ALIGNED, arg, "its element size", value=arg.dtype.bytes)
-        if len(plan.terms[0].b) == 2:
-            first, second = map(plan.arg, plan.terms[0].b)
-            self._need(Kind.SAME_PITCH, first, _who(second), other=self.index[second.name])
-            self._need(Kind.LANES, first, _who(second), other=self.index[second.name])
+        for step in self.plan.gemms:
+            if len(step.terms[0].b) == 2 and set(step.terms[0].b) <= self.index.keys():
+                first, second = map(self.plan.arg, step.terms[0].b)
+                self._need(Kind.SAME_PITCH, first, _who(second), other=self.index[second.name])
+                self._need(Kind.LANES, first, _who(second), other=self.index[second.name])
 
     def _tma(self, arg: p.Arg, row: int, column: int, limit: int) -> None:
         self._need(Kind.UNIT, arg, arg.axes[column], dim=column)
@@ -298,7 +343,12 @@ class _Derivation:
 
     def _in_place(self, output: p.Arg, operand: p.Arg) -> bool:
         """Whether the output may be the operand: each element is read just before it is overwritten, by one thread."""
-        plan = self.plan
+        steps = [s for s in self.plan.steps if any(a.name in (output.name, operand.name) for a in s.args)]
+        if len(steps) != 1:
+            return False
+        plan = steps[0]
+        if isinstance(plan, RowPlan):
+            return _in_place_rows(plan, output.name, operand.name)
         stores = [s for s in plan.stores if s.arg == output.name and s.kind == "tile"]
         reads = [o for o in plan.operands if o.arg == operand.name]
         if len(stores) != 1 or len(reads) != 1 or operand.is_written or operand.name in plan.factors:
@@ -307,6 +357,60 @@ class _Derivation:
             return False
         (store,), (read,) = stores, reads
         return (store.row_dim, store.column_dim, store.lanes) == (read.row_dim, read.column_dim, read.lanes)
+
+
+def _tma_dims(plan: p.Plan) -> dict[str, tuple[int, int, int]]:
+    """What a GEMM reads through TMA: (row dim, column dim, limit of the pitch in bytes)."""
+    weight_rows = 1 if plan.lanes == 1 else 16  # the map over paired weights steps up to 16 rows at a time
+    dims = {name: (0, 1, TMA_PITCH) for name in plan.factors}
+    dims |= {name: (0, 1, TMA_PITCH // weight_rows) for term in plan.terms for name in term.b}
+    for operand in plan.tile_operands:
+        dims.setdefault(operand.arg, (operand.row_dim or 0, operand.column_dim or 0, TMA_PITCH))
+    return dims
+
+
+def _in_place_rows(plan: RowPlan, output: str, operand: str) -> bool:
+    """Whether a row kernel reads an operand only where, and just before, it stores the output."""
+    if any(o.arg == operand for f in plan.finishings for o in f.operands):
+        return False
+    places = lambda access, space: (access.levels, access.column, access.offsets, space)  # noqa: E731
+    stored = {places(plan.accesses[w.access], w.space) for w in plan.writings if plan.accesses[w.access].arg == output}
+    found = [r for r in plan.readings if plan.accesses[r.access].arg == operand]
+    whole = all(plan.accesses[r.access].gather is None and r.space is not None for r in found)
+    return whole and bool(stored) and {places(plan.accesses[r.access], r.space) for r in found} <= stored
+
+
+def sizes_of(plan: Schedule) -> list[Size]:
+    """The sizes that kernels are told, beside those of arguments."""
+    sizes: list[Size] = []
+    for step in plan.steps:
+        sizes += [dim_size(step.rows), dim_size(step.columns)]
+        if isinstance(step, p.Plan):
+            sizes += [dim_size(term.contraction) for term in step.terms]
+            continue
+        sizes += [dim_size(dim) for dim in (*step.levels, *step.spaces)]
+        for access in step.accesses:
+            strides = [s for s in (*access.levels, access.column) if s is not None]
+            sizes += [s.scale for s in strides] + [elements for _, elements in access.offsets]
+            sizes += [access.gather[0].scale, access.gather[1]] if access.gather else []
+            sizes += [access.size] if access.size is not None else []
+    sizes += [size for t in plan.temporaries for size in t.dims]
+    return list(dict.fromkeys(map(sympy.sympify, sizes)))
+
+
+def _factors(variable: Size, others: Sequence[Size]) -> tuple[Size, ...] | None:
+    """Two or more of the others whose product is the variable; None where there are none."""
+    if not variable.is_Mul:
+        return None
+    for i, other in enumerate(others):
+        rest, divisor = sympy.fraction(sympy.cancel(variable / other))
+        if divisor != 1 or rest == 1:
+            continue
+        if rest in others[i + 1 :]:
+            return other, rest
+        if (more := _factors(rest, others[i + 1 :])) is not None:
+            return other, *more
+    return None
 
 
 def _who(arg: p.Arg) -> str:

@@ -245,6 +245,10 @@ class Plan:
         return next(a for a in self.args if a.name == name)
 
     @property
+    def kind(self) -> str:
+        return "gemm"
+
+    @property
     def lanes(self) -> int:
         return len(self.products)
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+import sympy
+
 from coda.dtypes import TABLE, DType
 
 MAX_RANK = 8
@@ -42,7 +44,7 @@ class Kind(Enum):
     RANK = "rank"  # it has `value` dims
     DIVISIBLE = "divisible"  # size of dim is extent for some value of its variable
     SIZE = "size"  # size of dim is extent; the first of its variable fixes it
-    PRODUCT = "product"  # variable `dim` is the product of the variables in the bit mask `value`
+    PRODUCT = "product"  # variable `dim` is the product of those in the bit mask `value`, which gives it if nothing did
     AT_LEAST = "at_least"  # extent >= value
     AT_MOST = "at_most"  # extent <= value
     MULTIPLE = "multiple"  # extent % value == 0
@@ -126,14 +128,18 @@ class Arg:
 
 @dataclass(frozen=True)
 class Checks:
-    """All requirements of a plan, and the sizes of its product."""
+    """All requirements of a program, and the sizes that its kernels need, over the variables that arguments fix.
+    ``rows`` and ``columns`` are those of the kernel whose partial results are outputs."""
 
     args: tuple[Arg, ...]
     variables: tuple[str, ...]
     requirements: tuple[Requirement, ...]
     rows: Extent
     columns: Extent  # of one lane
-    contractions: tuple[Extent, ...]  # of each term
+    extents: tuple[tuple[Any, Extent], ...]  # by the size as an expression
+
+    def extent(self, size: Any) -> Extent:
+        return dict(self.extents)[sympy.sympify(size)]
 
 
 @dataclass
@@ -193,7 +199,11 @@ def _product(binding: Binding, need: Requirement) -> bool:
     for size in factors:
         total *= size
     size = binding.sizes[need.dim]
-    return _compare(binding, size, total, size < 0 or min(factors) < 0 or size == total)
+    known = min(factors) >= 0
+    if known and size < 0:
+        binding.sizes[need.dim] = total
+        return True
+    return _compare(binding, size, total, not known or size == total)
 
 
 def _extent(binding: Binding, need: Requirement) -> int:

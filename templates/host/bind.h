@@ -7,6 +7,7 @@ namespace coda::host {
 // Everything binding looks at.
 struct Frame {
   Program const& program;
+  Gemm const& gemm;
   Variant const& variant;
   View const* views;
   int64_t rows, columns;  // columns of one lane
@@ -51,7 +52,6 @@ inline cuuint64_t row_bytes(View const& v, int row_dim, int64_t width) {
 // told when that swaps the lanes.
 inline int bind_paired_weight(Frame const& f, Term const& term, int64_t k, cuuint32_t box_rows, CUtensorMap& map,
                               int32_t& swap_lanes) {
-  Program const& p = f.program;
   View const& w = f.views[term.b0];
   cuuint64_t pitch = row_bytes(w, 0, k), row = pitch, lane = 0;
   char* base = w.data;
@@ -60,12 +60,12 @@ inline int bind_paired_weight(Frame const& f, Term const& term, int64_t k, cuuin
     swap_lanes = other < base;
     lane = cuuint64_t(swap_lanes ? base - other : other - base);
     base = swap_lanes ? other : base;
-  } else if (p.weight_lanes == Lanes::kInner) {
+  } else if (f.gemm.weight_lanes == Lanes::kInner) {
     row = 2 * pitch, lane = pitch;
   } else {
     lane = cuuint64_t(f.columns) * pitch;
   }
-  return encode<4>(map, p.args[term.b0].name, w, base, {cuuint64_t(k), 8, 2, cuuint64_t(f.columns / 8)},
+  return encode<4>(map, tensor_name(f.program, term.b0), w, base, {cuuint64_t(k), 8, 2, cuuint64_t(f.columns / 8)},
                    {row, lane, 8 * row}, {64, 8, 2, box_rows / 16});
 }
 
@@ -76,14 +76,14 @@ inline int bind_matrix(Frame const& f, int arg, Major major, int64_t rows, int64
   View const& v = f.views[arg];
   bool along_k = major == Major::kK;
   int64_t width = along_k ? k : rows, height = along_k ? rows : k;
-  return encode<2>(map, f.program.args[arg].name, v, v.data, {cuuint64_t(width), cuuint64_t(height)},
+  return encode<2>(map, tensor_name(f.program, arg), v, v.data, {cuuint64_t(width), cuuint64_t(height)},
                    {row_bytes(v, 0, width)}, {64, along_k ? box_rows : 64});
 }
 
 // Clusters share tiles: each block loads its part of A (along N) and of B (along M) and multicasts it.
 inline int bind_term(Frame const& f, Term const& term, int64_t k, CUtensorMap& a, CUtensorMap& b, int32_t& swap_lanes) {
-  Program const& p = f.program;
-  Kernel const& kernel = p.image->kernels[f.variant.kernel];
+  Gemm const& p = f.gemm;
+  Kernel const& kernel = f.program.image->kernels[f.variant.kernel];
   cuuint32_t a_rows = cuuint32_t(f.variant.tile_m / kernel.cluster_n);
   cuuint32_t b_rows = cuuint32_t(f.variant.tile_n / kernel.cluster_m);
   if (int status = bind_matrix(f, term.a, p.a_major, f.rows, k, a_rows, a)) return status;
@@ -94,7 +94,7 @@ inline int bind_term(Frame const& f, Term const& term, int64_t k, CUtensorMap& a
 
 inline int bind_tile_map(Frame const& f, Operand const& spec, CUtensorMap& map) {
   View const& v = f.views[spec.arg];
-  char const* name = f.program.args[spec.arg].name;
+  char const* name = tensor_name(f.program, spec.arg);
   cuuint64_t columns = cuuint64_t(f.columns), rows = cuuint64_t(f.rows);
   cuuint32_t chunk = cuuint32_t(f.variant.chunk), slab = cuuint32_t(f.variant.slab_rows);
   if (spec.lanes == Lanes::kNone)
@@ -151,14 +151,16 @@ inline bool read_scalar(View const& v, coda::Operand& o) {
   }
 }
 
-inline int bind_operand(Frame const& f, Operand const& spec, coda::Operand& o) {
-  View const& v = f.views[spec.arg];
+// `columns`: of one lane.
+inline int bind_operand(Program const& program, View const* views, int64_t columns, Operand const& spec,
+                        coda::Operand& o) {
+  View const& v = views[spec.arg];
   o.value = spec.absent;
   o.integer = spec.absent_integer;
   if (!v.present) return CODA_OK;
   if (v.on_host()) {
     if (read_scalar(v, o)) return CODA_OK;
-    refuse("the scalar '%s' has a dtype that only device memory may hold", f.program.args[spec.arg].name);
+    refuse("the scalar '%s' has a dtype that only device memory may hold", tensor_name(program, spec.arg));
     return CODA_REFUSED;
   }
   o.data = v.data;
@@ -168,7 +170,7 @@ inline int bind_operand(Frame const& f, Operand const& spec, coda::Operand& o) {
     return CODA_OK;
   }
   o.row = v.pitch(spec.row_dim);
-  lane_strides(spec.lanes, v.pitch(spec.column_dim), f.columns, &o.column, &o.lane);
+  lane_strides(spec.lanes, v.pitch(spec.column_dim), columns, &o.column, &o.lane);
   return CODA_OK;
 }
 
@@ -190,16 +192,16 @@ inline coda::Output bind_walked_output(View const& v, Walk const& walk) {
   return o;
 }
 
-inline coda::Output bind_output(Frame const& f, Store const& spec) {
-  View const& v = f.views[spec.arg];
+inline coda::Output bind_output(View const* views, int64_t columns, Store const& spec) {
+  View const& v = views[spec.arg];
   if (spec.walk.head_scale) return bind_walked_output(v, spec.walk);
   if (spec.kind != StoreKind::kTile) return bind_partials(v, spec.kind);
   coda::Output o{};
   o.data = v.data;
   o.row = v.pitch(spec.row_dim);
-  lane_strides(spec.lanes, v.pitch(spec.column_dim), f.columns, &o.column, &o.lane);
-  bool unit = spec.lanes == Lanes::kInner ? o.lane == 1 && f.columns % 8 == 0
-                                          : o.column == 1 && f.columns * v.itemsize() % 16 == 0;
+  lane_strides(spec.lanes, v.pitch(spec.column_dim), columns, &o.column, &o.lane);
+  bool unit = spec.lanes == Lanes::kInner ? o.lane == 1 && columns % 8 == 0
+                                          : o.column == 1 && columns * v.itemsize() % 16 == 0;
   o.vector = unit && v.address() % 16 == 0 && o.row * v.itemsize() % 16 == 0;
   return o;
 }

@@ -33,12 +33,13 @@ inline bool stands_for_all(Program const& program, Requirement const& need, View
 
 inline bool product_met(Evaluation& e, Requirement const& need) {
   int64_t total = 1, size = e.sizes.values[need.dim];
-  bool known = size >= 0;
+  bool known = true;
   for (int i = 0; i < e.program.variable_count; ++i) {
     if (!(need.value >> i & 1)) continue;
     known = known && e.sizes.values[i] >= 0;
     total *= e.sizes.values[i];
   }
+  if (known && size < 0) return e.sizes.values[need.dim] = total, true;
   return e.compare(size, total, !known || size == total);
 }
 

@@ -11,6 +11,9 @@
 namespace coda::host {
 
 constexpr int kMaxArgs = 64;
+constexpr int kMaxTensors = 128;  // arguments and temporaries
+constexpr int kMaxOffsets = 3;
+constexpr int kMaxSpaces = 4;
 constexpr int kMaxRank = 8;
 constexpr int kMaxVariables = 32;
 constexpr int kMaxKernels = 64;
@@ -90,14 +93,14 @@ struct Store {
 struct Finishing {
   StoreKind kind;
   int kernel;
-  int const* partials;  // slots of the workspace: stores, then the kept values of each row
+  int const* partials;  // slots of the scratch memory: stores, then the kept values of each row
   int partial_count;
   Operand const* operands;
   int operand_count;
   Store const* results;
   int result_count;
-  int kept_count;  // values of each row left in the workspace, after the results
-  int (*launch)(Call const&, Finishing const&, void* workspace, cudaStream_t);
+  int kept_count;  // values of each row left in the scratch memory, after the results
+  int (*launch)(Call const&, Finishing const&, cudaStream_t);
 };
 
 struct Variant {
@@ -124,16 +127,8 @@ struct Image {
   int kernel_count;
 };
 
-struct Program {
-  char const* name;
-  char const* usage;  // "'name' takes 3 arguments (a, b, c)"
-  Image const* image;
-  Arg const* args;
-  int arg_count;
-  Requirement const* requirements;
-  int requirement_count;
-  int variable_count;
-  Extent rows, columns;
+// What a GEMM kernel multiplies and reads.
+struct Gemm {
   Term const* terms;
   int term_count;
   Major a_major, b_major;
@@ -141,16 +136,96 @@ struct Program {
   Lanes weight_lanes;
   Operand const* operands;
   int operand_count;
+  Variant const* variants;
+  int variant_count;
+};
+
+// -- row and map kernels: coda/target/rowplan.py ---------------------------------------------------------------------
+
+// How one loop steps through a tensor: scale x the stride of a dim; -1: it does not vary.
+struct RowStride {
+  int dim;
+  Extent scale;
+};
+
+struct RowAccess {
+  int arg;             // -1: the number `extent`, or partial results
+  bool octets;         // read or written along the columns
+  RowStride levels[kMaxLevels];
+  RowStride column;
+  RowStride offsets[kMaxOffsets];  // to where it begins: elements along a dim
+  RowStride gather;
+  Extent extent;       // positions of a table that is gathered from
+  float absent;
+  int64_t absent_integer;
+  int slot;            // of partial results in the scratch memory; -1: it is an argument or a number
+};
+
+struct RowVariant {
+  int kernel;
+  int octets;   // held by a thread; 0: it reads the row again for each reduction
+  bool vector;  // all accesses are of 16 bytes
+};
+
+struct RowKernel {
+  Extent levels[kMaxLevels];
+  int level_count;
+  Extent spaces[kMaxSpaces];
+  int space_count;
+  RowAccess const* accesses;
+  int access_count;
+  RowVariant const* variants;
+  int variant_count;
+  bool chunked;  // a map: rows are cut into parts for several blocks
+  bool totals;   // reduces over the rows: a fixed number of blocks
+};
+
+// -- programs --------------------------------------------------------------------------------------------------------
+
+// A kernel and the finish kernels behind it.
+struct Step {
+  Extent rows, columns;  // columns of one lane
   Store const* stores;
   int store_count;
   Finishing const* finishings;
   int finishing_count;
-  int kept_count;  // of the row kernel: f32 for each row, in the workspace behind the partials
-  Variant const* variants;
-  int variant_count;
-  int design_sms;
-  int (*gemm)(Call const&, DeviceState const&, void* workspace, cudaStream_t);
+  int kept_count;         // of the row finish kernel: f32 for each row, in the scratch memory behind the partials
+  Gemm const* gemm;       // one of these two
+  RowKernel const* row;
+  int (*launch)(Call&, DeviceState const&, cudaStream_t);
 };
+
+// A tensor between kernels, in the workspace. Those in one buffer are never alive at once.
+struct Temporary {
+  char const* name;
+  DLDataType dtype;
+  int rank;
+  Extent dims[kMaxRank];
+  int buffer;
+};
+
+// Tensors are counted through: arguments, then temporaries.
+struct Program {
+  char const* name;
+  char const* usage;  // "'name' takes 3 arguments (a, b, c)"
+  Image const* image;
+  Arg const* args;
+  int arg_count;
+  Temporary const* temporaries;
+  int temporary_count;
+  int buffer_count;
+  Requirement const* requirements;
+  int requirement_count;
+  int variable_count;
+  Step const* steps;  // in the order in which they run
+  int step_count;
+  int partial_step;  // whose partial results are outputs; -1: none
+  int design_sms;
+};
+
+inline char const* tensor_name(Program const& program, int tensor) {
+  return tensor < program.arg_count ? program.args[tensor].name : program.temporaries[tensor - program.arg_count].name;
+}
 
 // A table that may be empty: {pointer, count} for two members of a struct above.
 #define CODA_TABLE(array) array, int(sizeof(array) / sizeof(*array))

@@ -26,8 +26,9 @@ from coda.frontend import load
 from coda.runtime.dlpack import DLTensor
 from coda.runtime.library import Artifact
 from coda.target import TILES, Plan, Tile, lower, variants
-from coda.target.legality import legal_tile
+from coda.target.legality import as_schedule, legal_tile
 from coda.target.requirements import View
+from coda.target.schedule import Assembly
 
 HERE = Path(__file__).parent
 
@@ -111,7 +112,8 @@ def host_only(folder: Path, name: str, fake: bool = False) -> Path:
     """``folder/NAME.so`` with the launcher of a program above and no kernels."""
     folder.mkdir(parents=True, exist_ok=True)
     built = variants(plan(name), tiles(name))
-    (folder / "host.cpp").write_text(host_source(name, built, Metadata(cutlass="4.2.0", nvcc="13.0.88")))
+    assembly = Assembly(as_schedule(plan(name)), tuple(built))
+    (folder / "host.cpp").write_text(host_source(name, [assembly], Metadata(cutlass="4.2.0", nvcc="13.0.88")))
     (folder / f"{name}.h").write_text(header(name, [plan(name)]))
     (folder / "device.cubin").write_bytes(b"no device code")
     log = _Log(folder / "build.log")

@@ -131,11 +131,21 @@ def test_explain_as_json(capsys):
     assert report["floor_ms"]["fused"] > 0
 
 
-def test_explain_says_why_a_program_is_not_lowered(capsys):
+def test_explain_lists_every_kernel_of_a_block(capsys):
     assert main(["explain", str(EXAMPLES / "mlp_block.coda"), "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
-    assert report["kernel"] is None
-    assert report["reason"]
+    assert report["kernel"] is None and report["reason"] is None
+    assert [k["kind"] for k in report["kernels"]] == ["row", "gemm", "gemm"]
+    assert report["launches"] == 3
+    assert report["between"] == {"r": "f32[M]", "t": "bf16[M, D]", "y": "bf16[M, F]"}
+
+
+def test_explain_says_why_a_program_is_not_lowered(write, capsys):
+    path = write("program pool(x: f32[B, T, D]) {\n    return sum(x, T): f32\n}\n")
+    assert main(["explain", path, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["kernels"] == []
+    assert "a kernel reduces over all rows, or over the columns" in report["reason"]
 
 
 # run
@@ -259,9 +269,16 @@ def test_lower_tells_which_sizes_would_be_refused(capsys):
     assert "TMA needs a multiple of 16" in capsys.readouterr().err
 
 
-def test_lower_says_why_a_program_cannot_be_lowered(capsys):
-    assert main(["lower", str(EXAMPLES / "mlp_block.coda"), "--no-build"]) == 1
-    assert "block program" in capsys.readouterr().err
+def test_lower_makes_one_artifact_of_a_block(capsys):
+    assert main(["lower", str(EXAMPLES / "mlp_block.coda"), "--no-build", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["kernels"] == ["mlp_block_1_row", "mlp_block_2_gemm", "mlp_block_3_gemm"]
+
+
+def test_lower_says_why_a_program_cannot_be_lowered(write, capsys):
+    path = write("program pool(x: f32[B, T, D]) {\n    return sum(x, T): f32\n}\n")
+    assert main(["lower", path, "--no-build"]) == 1
+    assert "a kernel reduces over all rows, or over the columns" in capsys.readouterr().err
 
 
 def test_lower_needs_a_place_for_the_library():

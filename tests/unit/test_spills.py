@@ -31,8 +31,8 @@ def compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
 
 
 def test_the_next_tile_is_tried_and_rejections_are_remembered(compiled: list[str]) -> None:
-    plan = build.as_plan(program(RESIDUAL_STATS))
-    first = [t.name for t in rank_tiles(plan)]
+    plan = build.as_schedule(program(RESIDUAL_STATS))
+    first = [t.name for t in rank_tiles(plan.gemms[0])]
     path = build.library(plan, None, None, build.DEFAULT_ARCH)
     assert path.read_bytes() == b"library"
     assert compiled == first[: first.index("128x160") + 1]
@@ -41,7 +41,7 @@ def test_the_next_tile_is_tried_and_rejections_are_remembered(compiled: list[str
 
 
 def test_a_tile_that_was_asked_for_is_an_error(compiled: list[str]) -> None:
-    plan = build.as_plan(program(RESIDUAL_STATS))
+    plan = build.as_schedule(program(RESIDUAL_STATS))
     for _ in range(2):
         with pytest.raises(SpillError, match="128x128 spills registers inside its k-loop"):
             build.library(plan, "128x128", None, build.DEFAULT_ARCH)

@@ -1,0 +1,106 @@
+"""Lower a program with any number of products to a schedule.
+
+What fits one kernel becomes one. Otherwise the passes cut the program into kernels (``coda.passes``), each a program of
+its own, which are lowered one by one; a finish kernel joins the kernel whose partial results it adds up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from coda.errors import CodaError
+from coda.ir import Node, Output, Program, substitute
+from coda.ops import build
+from coda.passes import fuse
+from coda.passes.partition import Kernel as Part
+from coda.passes.partition import Partition
+from coda.target.lower import lower, program_args
+from coda.target.rows import lower_rows
+from coda.target.schedule import Kernel, Schedule, schedule_steps
+
+
+def lower_program(program: Program) -> Schedule:
+    """The kernels of a program. Raises CodaError that says why where it cannot be lowered."""
+    try:
+        return Schedule.of(lower_kernel(program))
+    except CodaError as one:
+        parts = _parts(program)
+        if parts is None:
+            raise
+        try:
+            return lower_partition(parts)
+        except CodaError as several:
+            several.source = several.source or one.source
+            raise
+
+
+def lower_kernel(program: Program) -> Kernel:
+    """A program as one kernel: a GEMM where it has products, else a row or map kernel."""
+    has_products = any(n.op == "dot" for n in program.nodes())
+    return lower(program) if has_products else lower_rows(program)
+
+
+def _parts(program: Program) -> Partition | None:
+    """The partition of a program into several kernels; None where it would be one."""
+    try:
+        parts = fuse(program).forward
+        return parts if len(joined_finishes(parts.kernels)) > 1 else None
+    except CodaError:
+        return None
+
+
+def lower_partition(partition: Partition) -> Schedule:
+    """The schedule of a block program that the passes have cut into kernels."""
+    steps = [lower_kernel(program) for program in joined_finishes(partition.kernels)]
+    return schedule_steps(partition.program, program_args(partition.program), steps)
+
+
+# -- finish kernels join the kernel in front of them -----------------------------------------------------------------
+
+
+def joined_finishes(kernels: Sequence[Part]) -> list[Program]:
+    """The programs of the kernels, each with the finish kernel that adds up its partial results."""
+    programs = {k.name: k.program for k in kernels if k.kind != "finish"}
+    written = {o.name: k.name for k in kernels for o in k.program.outputs}
+    for finish in (k for k in kernels if k.kind == "finish"):
+        partial = {o.name for p in programs.values() for o in p.outputs if o.is_partial}
+        before = {written[name] for name in finish.reads & partial}
+        if len(before) != 1:
+            raise CodaError.of(f"'{finish.name}' adds up partial results of {len(before)} kernels; one can be lowered")
+        (name,) = before
+        later = _behind(kernels, name, finish)
+        if later & finish.reads:
+            raise CodaError.of(
+                f"'{finish.name}' reads {', '.join(sorted(later & finish.reads))}, which is not there yet"
+            )
+        programs[name] = _joined(programs[name], finish.program)
+    return list(programs.values())
+
+
+def _behind(kernels: Sequence[Part], name: str, finish: Part) -> set[str]:
+    """What is written between a kernel and its finish kernel."""
+    names = [k.name for k in kernels]
+    between = kernels[names.index(name) + 1 : names.index(finish.name)]
+    return {o.name for k in between for o in k.program.outputs}
+
+
+def _joined(program: Program, finish: Program) -> Program:
+    """A kernel and its finish kernel as one program: what the second reads of the first is computed in place."""
+    made = {o.name: o for o in program.outputs}
+    known = {_input(o): _value(o) for o in program.outputs if o.into is None}
+    new = substitute((o.value for o in finish.outputs), known)
+    outputs = [o for o in program.outputs if not o.is_partial]
+    outputs += [replace(o, value=new[o.value]) for o in finish.outputs]
+    params = [*program.params, *(p for p in finish.params if p.name not in {q.name for q in program.params})]
+    return Program.of(program.name, [p for p in params if p.name not in made or p.inout], outputs, dict(program.names))
+
+
+def _input(output: Output) -> Node:
+    return build("input", name=output.name, type=output.type)
+
+
+def _value(output: Output) -> Node:
+    """The value of an output with the dims that its readers see."""
+    value = output.value.args[0] if output.is_partial else output.value
+    return value if value.type.dims == output.type.dims else build("layout", value, dims=output.type.dims)

@@ -1,0 +1,113 @@
+"""Schedules: the kernels of a program in the order in which they run, and the memory between them.
+
+A step is a visitor plan (a GEMM) or a row plan, with its finish kernels. Steps read and write the arguments of the
+program and *temporaries*, which live in the workspace: from the step that writes one to the last that reads it. Those
+whose lives do not overlap share a buffer. Sizes are formulas over the axes, which the launcher evaluates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import sympy
+
+from coda.dtypes import DType
+from coda.ir import Program, Size
+from coda.target.plan import Arg, Plan, Variant
+from coda.target.rowplan import RowPlan
+
+Kernel = Plan | RowPlan
+NOMINAL = 4096  # the size that a symbolic axis is assumed to have where buffers are chosen
+
+
+@dataclass(frozen=True)
+class Temporary:
+    """A tensor between kernels. ``buffer`` is the piece of the workspace it lies in."""
+
+    name: str
+    dtype: DType
+    dims: tuple[Size, ...]
+    axes: tuple[str, ...]
+    buffer: int
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A program as one or more kernels. ``args`` are the positions of ``NAME_run``."""
+
+    name: str
+    program: Program
+    args: tuple[Arg, ...]
+    steps: tuple[Kernel, ...]
+    temporaries: tuple[Temporary, ...] = ()
+
+    @classmethod
+    def of(cls, kernel: Kernel) -> Schedule:
+        """The schedule of a program that is one kernel."""
+        return cls(kernel.name, kernel.program, kernel.args, (kernel,))
+
+    @property
+    def gemms(self) -> tuple[Plan, ...]:
+        return tuple(step for step in self.steps if isinstance(step, Plan))
+
+    @property
+    def buffers(self) -> int:
+        return 1 + max((t.buffer for t in self.temporaries), default=-1)
+
+    def arg(self, name: str) -> Arg:
+        return next(a for a in self.args if a.name == name)
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """A schedule with the tiles its GEMMs are built for: what an artifact holds of a program."""
+
+    schedule: Schedule
+    variants: tuple[Variant, ...]
+
+    @property
+    def name(self) -> str:
+        return self.schedule.name
+
+    def variants_of(self, step: Kernel) -> tuple[Variant, ...]:
+        return tuple(v for v in self.variants if v.plan is step)
+
+
+def schedule_steps(program: Program, args: Sequence[Arg], steps: Sequence[Kernel]) -> Schedule:
+    """The schedule of kernels that run in this order: what is no argument of the program is a temporary."""
+    known = {a.name for a in args}
+    between = {a.name: a for step in steps for a in step.args if a.name not in known}
+    lives = {name: _life(name, steps) for name in between}
+    buffers = _share({name: (*lives[name], _nominal(arg)) for name, arg in between.items()})
+    temporaries = tuple(Temporary(n, a.dtype, a.dims, a.axes, buffers[n]) for n, a in between.items())
+    return Schedule(program.name, program, tuple(args), tuple(steps), temporaries)
+
+
+def _life(name: str, steps: Sequence[Kernel]) -> tuple[int, int]:
+    """The first and the last step that a tensor is alive in."""
+    inside = [i for i, step in enumerate(steps) if any(a.name == name for a in step.args)]
+    return inside[0], inside[-1]
+
+
+def _share(lives: dict[str, tuple[int, int, int]]) -> dict[str, int]:
+    """A buffer for each (first step, last step, bytes): a free one of about its size, or a new one."""
+    chosen: dict[str, int] = {}
+    busy_until: list[int] = []
+    largest: list[int] = []
+    for name, (first, last, size) in sorted(lives.items(), key=lambda item: (item[1][0], -item[1][2])):
+        free = [b for b, until in enumerate(busy_until) if until < first]
+        if free:
+            buffer = min(free, key=lambda b: (abs(largest[b] - size), b))
+            busy_until[buffer], largest[buffer] = last, max(largest[buffer], size)
+        else:
+            buffer = len(busy_until)
+            busy_until.append(last)
+            largest.append(size)
+        chosen[name] = buffer
+    return chosen
+
+
+def _nominal(arg: Arg) -> int:
+    elements = sympy.Mul(*arg.dims)
+    return int(elements.subs({s: NOMINAL for s in elements.free_symbols})) * arg.dtype.bytes

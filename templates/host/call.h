@@ -1,0 +1,190 @@
+// A call whose arguments were accepted, the variants of its kernels, and the layout of its workspace.
+#pragma once
+#include "bind.h"
+#include "checks.h"
+#include "device.h"
+
+namespace coda::host {
+
+constexpr int64_t kWorkspaceAlign = 256;
+constexpr int64_t kPitchAlign = 16;    // bytes; rows of temporaries are read by TMA
+constexpr int64_t kTotalBlocks = 264;  // TOTAL_BLOCKS of coda/target/rowplan.py
+
+inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+inline int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
+
+struct Call {
+  Program const* program;
+  View views[kMaxTensors];
+  Sizes sizes;
+  char* workspace;
+
+  // The step that is being launched: see `begin`.
+  Step const* step;
+  int64_t rows, columns;   // columns of one lane
+  Variant const* variant;  // of a GEMM
+  int64_t blocks;          // of a row kernel, each with partial results of its own
+};
+
+// The variant with the least waves x tile area, the first of equals. The number of multiprocessors is that of the
+// description, not of the device: partial sums and bits must not depend on the board.
+inline Variant const& select(Program const& program, Gemm const& gemm, int64_t rows, int64_t columns) {
+  Variant const* best = nullptr;
+  int64_t least = 0;
+  for (int i = 0; i < gemm.variant_count; ++i) {
+    Variant const& v = gemm.variants[i];
+    int64_t tiles = ceil_div(rows, v.tile_m) * ceil_div(columns, v.columns);
+    int64_t cost = ceil_div(tiles, program.design_sms) * v.tile_m * v.tile_n;
+    if (!best || cost < least) best = &v, least = cost;
+  }
+  return *best;
+}
+
+inline int64_t partials(Variant const& v, bool of_rows, int64_t rows, int64_t columns) {
+  return of_rows ? ceil_div(columns, v.columns) : ceil_div(rows, kBand);
+}
+
+// Sets what depends on the step. A row kernel has up to kTotalBlocks blocks where it leaves partial results.
+inline void begin(Call& call, Step const& step) {
+  call.step = &step;
+  call.rows = call.sizes.value(step.rows);
+  call.columns = call.sizes.value(step.columns);
+  call.variant = step.gemm ? &select(*call.program, *step.gemm, call.rows, call.columns) : nullptr;
+  call.blocks = call.rows < kTotalBlocks ? call.rows : kTotalBlocks;
+}
+
+// How many partial results a reduction of this step has.
+inline int64_t partials(Call const& call, bool of_rows) {
+  return call.variant ? partials(*call.variant, of_rows, call.rows, call.columns) : call.blocks;
+}
+
+// Views of the arguments, all requirements and the sizes. False leaves the sentence in last_error.
+inline bool accept(Call& call, Program const& program, DLTensor* const* args, int n) {
+  call.program = &program;
+  if (n != program.arg_count) return refuse("%s, got %d", program.usage, n);
+  for (int i = 0; i < n; ++i) call.views[i] = view(args[i]);
+  auto counts = [&](bool of_rows) {
+    Step const& step = program.steps[program.partial_step];
+    int64_t rows = call.sizes.value(step.rows), columns = call.sizes.value(step.columns);
+    return partials(select(program, *step.gemm, rows, columns), of_rows, rows, columns);
+  };
+  return check(program, call.views, call.sizes, counts);
+}
+
+// -- workspace: scratch memory, which every step uses anew, then the buffers of the temporaries -------------------------
+//
+// A step's scratch memory has a slot for each store that a finish kernel reads, f32 partials [count][length], then one
+// for each value of a row that a total is made of.
+
+inline int64_t store_length(Call const& call, Store const& store) {
+  if (store.kind == StoreKind::kTotal) return 1;
+  return store.kind == StoreKind::kColumn ? call.columns : call.rows;
+}
+
+inline int64_t store_count(Call const& call, Store const& store) {
+  if (store.kind == StoreKind::kPick) return 1;
+  return partials(call, store.kind == StoreKind::kRow);
+}
+
+inline bool in_workspace(Store const& store) { return store.arg < 0; }
+
+inline int64_t slot_bytes(Call const& call, int slot) {
+  Step const& step = *call.step;
+  int64_t floats = call.rows;
+  if (slot < step.store_count) {
+    Store const& store = step.stores[slot];
+    if (!in_workspace(store)) return 0;
+    floats = store_count(call, store) * store_length(call, store) * store.floats;
+  }
+  return round_up(floats * int64_t(sizeof(float)), kWorkspaceAlign);
+}
+
+// Where a slot begins.
+inline int64_t slot_offset(Call const& call, int slot) {
+  int64_t offset = 0;
+  for (int before = 0; before < slot; ++before) offset += slot_bytes(call, before);
+  return offset;
+}
+
+inline void* slot(Call const& call, int index) { return call.workspace + slot_offset(call, index); }
+
+// The most that any step needs.
+inline int64_t scratch_bytes(Call& call) {
+  int64_t most = 0;
+  for (int i = 0; i < call.program->step_count; ++i) {
+    Step const& step = call.program->steps[i];
+    begin(call, step);
+    int64_t bytes = slot_offset(call, step.store_count + step.kept_count);
+    if (bytes > most) most = bytes;
+  }
+  return most;
+}
+
+// A temporary is contiguous but for its rows, which begin at multiples of 16 bytes.
+inline View temporary_view(Call const& call, Temporary const& t) {
+  View v;
+  v.present = true;
+  v.rank = t.rank;
+  v.dtype = t.dtype;
+  v.device = {kDLCUDA, 0};
+  int64_t stride = 1;
+  for (int i = t.rank - 1; i >= 0; --i) {
+    v.shape[i] = call.sizes.value(t.dims[i]);
+    v.strides[i] = stride;
+    stride *= v.shape[i];
+    if (i == t.rank - 1) stride = round_up(stride, kPitchAlign / v.itemsize());
+  }
+  return v;
+}
+
+inline int64_t temporary_bytes(View const& v) {
+  return round_up((v.rank ? v.shape[0] * v.strides[0] : 1) * v.itemsize(), kWorkspaceAlign);
+}
+
+// The workspace that a call needs. With memory, the temporaries are put into it: each buffer is as large as the largest
+// of the tensors that it holds one after the other.
+inline int64_t plan_workspace(Call& call, void* memory) {
+  Program const& program = *call.program;
+  int64_t offset = scratch_bytes(call);
+  call.workspace = static_cast<char*>(memory);
+  for (int buffer = 0; buffer < program.buffer_count; ++buffer) {
+    int64_t most = 0;
+    for (int i = 0; i < program.temporary_count; ++i) {
+      if (program.temporaries[i].buffer != buffer) continue;
+      View& v = call.views[program.arg_count + i] = temporary_view(call, program.temporaries[i]);
+      if (memory) v.data = call.workspace + offset;
+      int64_t bytes = temporary_bytes(v);
+      if (bytes > most) most = bytes;
+    }
+    offset += most;
+  }
+  return offset;
+}
+
+inline bool check_workspace(Call& call, void* workspace, size_t bytes) {
+  int64_t need = plan_workspace(call, workspace);
+  if (need == 0) return true;
+  if (bytes < size_t(need)) return refuse("the workspace has %zu bytes, this call needs %lld", bytes, (long long)need);
+  if (!workspace || uintptr_t(workspace) % kWorkspaceAlign)
+    return refuse("the workspace must be device memory aligned to %lld bytes", (long long)kWorkspaceAlign);
+  return true;
+}
+
+// -- launches --------------------------------------------------------------------------------------------------------
+
+inline int launch(Kernel const& kernel, int index, dim3 grid, dim3 block, cudaStream_t stream, void* parameters) {
+  cudaLaunchAttribute cluster{};
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim = {unsigned(kernel.cluster_m), unsigned(kernel.cluster_n), 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = block;
+  config.dynamicSmemBytes = size_t(kernel.shared_bytes);
+  config.stream = stream;
+  config.attrs = &cluster;
+  config.numAttrs = kernel.cluster_m > 0 ? 1 : 0;  // row and finish kernels have no cluster
+  void* pointers[] = {parameters};
+  return cuda_status(cudaLaunchKernelExC(&config, state().kernels[index], pointers), kernel.symbol);
+}
+
+}  // namespace coda::host

@@ -1,0 +1,82 @@
+// Launching GEMM kernels, and the finish kernels behind any step.
+#pragma once
+#include "call.h"
+
+namespace coda::host {
+
+constexpr int kThreads = 384;
+
+// Clusters walk the tiles in groups of eight along M: a group's rows of A and columns of B stay in L2.
+inline Schedule schedule(Call const& call, Kernel const& kernel, DeviceState const& device, int max_clusters) {
+  Variant const& v = *call.variant;
+  Schedule s{};
+  s.clusters_m = int32_t(ceil_div(ceil_div(call.rows, v.tile_m), kernel.cluster_m));
+  s.clusters_n = int32_t(ceil_div(ceil_div(call.columns, v.columns), kernel.cluster_n));
+  s.swizzle = s.clusters_m < 8 ? s.clusters_m : 8;
+  s.along_n = 1;
+  int64_t resident = device.multiprocessors / (kernel.cluster_m * kernel.cluster_n);
+  if (max_clusters > 0 && max_clusters < resident) resident = max_clusters;
+  int64_t all = int64_t(s.clusters_m) * s.clusters_n;
+  s.grid_clusters = int32_t(all < resident ? all : resident);
+  return s;
+}
+
+// The GEMM kernel of a step with these counts; Step::launch points to the instance.
+template <int kMaps, int kOperands, int kOutputs, int kTerms>
+int launch_gemm(Call& call, DeviceState const& device, cudaStream_t stream) {
+  if (call.rows == 0 || call.columns == 0) return CODA_OK;
+  Program const& program = *call.program;
+  Gemm const& gemm = *call.step->gemm;
+  Kernel const& kernel = program.image->kernels[call.variant->kernel];
+  Launch<kMaps, kOperands, kOutputs, kTerms> p{};
+  p.m = int32_t(call.rows);
+  p.n = int32_t(call.columns * gemm.lanes);
+  p.schedule = schedule(call, kernel, device, device.max_clusters[call.variant->kernel]);
+  Frame frame{program, gemm, *call.variant, call.views, call.rows, call.columns};
+  for (int i = 0; i < kTerms; ++i) {
+    int64_t k = call.sizes.value(gemm.terms[i].contraction);
+    p.k[i] = int32_t(k);
+    if (int status = bind_term(frame, gemm.terms[i], k, p.a[i], p.b[i], p.swap_lanes)) return status;
+  }
+  for (int i = 0; i < gemm.operand_count; ++i) {
+    Operand const& spec = gemm.operands[i];
+    if (int status = bind_operand(program, call.views, call.columns, spec, p.operands[i])) return status;
+    if (spec.map < 0 || !frame.views[spec.arg].present) continue;
+    if (int status = bind_tile_map(frame, spec, p.tiles[spec.map])) return status;
+  }
+  for (int i = 0; i < call.step->store_count; ++i) {
+    Store const& store = call.step->stores[i];
+    p.outputs[i] = in_workspace(store) ? partial_output(slot(call, i), store, store_length(call, store))
+                                       : bind_output(call.views, call.columns, store);
+  }
+  dim3 grid(kernel.cluster_m, kernel.cluster_n * p.schedule.grid_clusters, 1);
+  return launch(kernel, call.variant->kernel, grid, dim3(kThreads), stream, &p);
+}
+
+// A finish kernel; Finishing::launch points to the instance. It makes one result for each row or column, or one in all
+// from the values of all rows. With nothing to reduce `count` is 0 and the kernel writes what a reduction over nothing is.
+template <int kOperands, int kOutputs>
+int launch_finish(Call const& call, Finishing const& finishing, cudaStream_t stream) {
+  bool of_rows = finishing.kind == StoreKind::kRow, total = finishing.kind == StoreKind::kTotal;
+  Finish<kOperands, kOutputs> p{};
+  p.length = total ? 1 : int32_t(of_rows ? call.rows : call.columns);
+  p.count = int32_t(total && call.variant ? call.rows : partials(call, of_rows));
+  p.extent = of_rows ? call.columns : call.rows;
+  if (p.length == 0) return CODA_OK;
+  for (int i = 0; i < finishing.partial_count; ++i)
+    p.operands[i] = partial_operand(slot(call, finishing.partials[i]), finishing.kind, p.length);
+  for (int i = 0; i < finishing.operand_count; ++i) {
+    coda::Operand& operand = p.operands[finishing.partial_count + i];
+    if (int status = bind_operand(*call.program, call.views, call.columns, finishing.operands[i], operand))
+      return status;
+  }
+  for (int i = 0; i < finishing.result_count; ++i)
+    p.outputs[i] = bind_output(call.views, call.columns, finishing.results[i]);
+  for (int i = 0; i < finishing.kept_count; ++i)
+    p.outputs[finishing.result_count + i] = {slot(call, call.step->store_count + i), 1, 0, 0, 0};
+  Kernel const& kernel = call.program->image->kernels[finishing.kernel];
+  dim3 grid(unsigned(ceil_div(p.length, 32)));
+  return launch(kernel, finishing.kernel, grid, dim3(32, 16), stream, &p);
+}
+
+}  // namespace coda::host
