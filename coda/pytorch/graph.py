@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, fx
 from torch._ops import OpOverload
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.traceback import preserve_node_meta
+from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+
+from coda.pytorch.aten import kind, operation
 
 GRAD_MODE = torch._C._set_grad_enabled
+CHECKPOINT = torch.ops.higher_order.tag_activation_checkpoint
+POLICY = "_checkpoint_context_fn"
+PLAIN = partial(create_selective_checkpoint_contexts, lambda *args, **kwargs: CheckpointPolicy.PREFER_RECOMPUTE)
+KEPT = {"example_value", "tensor_dict", "grapharg", "wants_gradient", "tensor_meta"}  # of an input's meta
 
 
 def capture(gm: fx.GraphModule) -> fx.GraphModule:
@@ -20,15 +32,52 @@ def capture(gm: fx.GraphModule) -> fx.GraphModule:
     mode = next((x.fake_mode for x in examples if isinstance(x, torch._subclasses.FakeTensor)), None)
     if mode is None:
         raise ValueError("the graph has no fake tensors: it was not captured by torch.compile")
-    with mode:
-        captured = make_fx(gm, pre_dispatch=True)(*examples)
-    for old, new in zip(before, (n for n in captured.graph.nodes if n.op == "placeholder"), strict=True):
-        new.meta |= {k: v for k, v in old.meta.items() if k != "val"}
+    with mode, preserve_node_meta(), _checkpoints_with_policy(gm):
+        captured = make_fx(fx.Interpreter(gm).run, pre_dispatch=True)(*examples)
+    for body, _ in bodies(captured):
+        if body.meta.get(POLICY) is PLAIN:
+            del body.meta[POLICY]
     captured.meta |= gm.meta
-    _detach_instead_of_no_grad(captured.graph)
-    _without_empty_parts(captured.graph)
-    captured.recompile()
+    _hand_down(captured, [n.meta for n in before])
     return captured
+
+
+def _hand_down(gm: fx.GraphModule, inputs: Sequence[dict[str, Any]]) -> None:
+    """Give the placeholders of a graph the meta of its inputs, and make it ready; then the graphs that it calls."""
+    placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
+    for node, meta in zip(placeholders, inputs, strict=True):
+        node.meta |= {k: v for k, v in meta.items() if k in KEPT}
+    _detach_instead_of_no_grad(gm.graph)
+    _without_empty_parts(gm.graph)
+    wanting = with_gradient(gm.graph)
+    for body, operands in bodies(gm):
+        _hand_down(body, [n.meta | {"wants_gradient": n in wanting} for n in operands])
+    gm.recompile()
+
+
+def bodies(gm: fx.GraphModule) -> Iterator[tuple[fx.GraphModule, list[fx.Node]]]:
+    """The graphs under activation checkpointing that a graph calls, with their operands."""
+    for node in gm.graph.find_nodes(op="call_function", target=CHECKPOINT):
+        yield getattr(gm, node.args[0].target), list(node.args[1:])
+
+
+@contextlib.contextmanager
+def _checkpoints_with_policy(gm: fx.GraphModule) -> Iterator[None]:
+    """Tracing before autograd wants to see a policy in each checkpointed graph: that of plain checkpointing, which
+    recomputes all, where there is none."""
+    plain = [body for body, _ in bodies(gm) if POLICY not in body.meta]
+    log = logging.getLogger("torch._higher_order_ops.wrap")  # it would warn of policies, which the user does not have
+    level = log.level
+    if plain:
+        log.setLevel(logging.ERROR)
+    for body in plain:
+        body.meta[POLICY] = PLAIN
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+        for body in plain:
+            del body.meta[POLICY]
 
 
 def _detach_instead_of_no_grad(graph: fx.Graph) -> None:
@@ -41,9 +90,10 @@ def _detach_instead_of_no_grad(graph: fx.Graph) -> None:
             graph.erase_node(node)
         elif not enabled and node.op == "call_function":
             without.add(node)
+    wanting = with_gradient(graph)
     for node in without:
         for operand in node.all_input_nodes:
-            if operand not in without and wants_gradient_at_all(operand):
+            if operand not in without and operand in wanting:
                 with graph.inserting_before(node):
                     detached = graph.call_function(torch.ops.aten.detach.default, (operand,))
                 detached.meta["val"] = operand.meta["val"]
@@ -63,19 +113,20 @@ def _without_empty_parts(graph: fx.Graph) -> None:
     graph.eliminate_dead_code()
 
 
-def wants_gradient_at_all(node: fx.Node) -> bool:
-    value = node.meta.get("val")
-    return isinstance(value, Tensor) and value.is_floating_point() and not (
-        node.op == "placeholder" and not _example(node).requires_grad
-    )  # fmt: skip
+def weights(graph: fx.Graph) -> set[fx.Node]:
+    """The graph inputs that are weights: parameters and buffers, and what products read on the right."""
+    found = {n for n in graph.nodes if _is_parameter(n)}
+    for node in graph.nodes:
+        if kind(node) == "product":
+            right = node.args[2 if operation(node) == "addmm" else 1]
+            while kind(right) == "view":
+                right = right.args[0]
+            if right.op == "placeholder":
+                found.add(right)
+    return found
 
 
-def _example(node: fx.Node) -> Tensor:
-    return node.meta.get("example_value", node.meta["val"])
-
-
-def is_weight(node: fx.Node) -> bool:
-    """Whether a graph input is a parameter or buffer of the module."""
+def _is_parameter(node: fx.Node) -> bool:
     if node.op == "get_attr":
         return True
     example = node.meta.get("example_value")
@@ -88,8 +139,8 @@ def with_gradient(graph: fx.Graph) -> set[fx.Node]:
     found: set[fx.Node] = set()
     for node in graph.nodes:
         if node.op == "placeholder":
-            example = _example(node)
-            wants = isinstance(example, Tensor) and example.requires_grad
+            example = node.meta.get("example_value", node.meta["val"])
+            wants = node.meta.get("wants_gradient", isinstance(example, Tensor) and example.requires_grad)
         elif node.op == "get_attr":
             wants = isinstance(node.meta.get("val"), Tensor) and node.meta["val"].requires_grad
         else:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, fx
 
 from coda.pytorch.aten import is_view, kind, record
-from coda.pytorch.graph import Aliases, is_weight
+from coda.pytorch.graph import Aliases, weights
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -46,7 +46,7 @@ class _Finder:
     def __init__(self, graph: fx.Graph, barriers: set[fx.Node]):
         self.nodes = list(graph.nodes)
         self.position = {n: i for i, n in enumerate(self.nodes)}
-        self.aliases = Aliases(graph)
+        self.aliases, self.weights = Aliases(graph), weights(graph)
         self.taken = {n for n in self.nodes if n not in barriers and self.is_taken(n)}
         self.level: dict[fx.Node, int] = {}
         self.behind: dict[fx.Node, bool] = {}  # whether there is a product before a node, at its level
@@ -93,7 +93,7 @@ class _Finder:
         if self.behind[node] or node not in self.taken:
             return False
         value = node.meta["val"]
-        own = all(is_weight(a) or self.is_cheap(a) for a in node.all_input_nodes)
+        own = all(a in self.weights or self.is_cheap(a) for a in node.all_input_nodes)
         return own and isinstance(value, Tensor) and (is_view(node) or sum(s != 1 for s in value.shape) <= 1)
 
     # Components.
@@ -122,7 +122,7 @@ class _Finder:
             for operand in node.all_input_nodes:
                 if operand in root and self.level[operand] == self.level[node]:
                     root[of(node)] = of(operand)
-                elif kind(node) == "product" and not is_weight(operand):
+                elif kind(node) == "product" and operand not in self.weights:
                     first = reading.setdefault((operand, self.level[node]), node)
                     root[of(node)] = of(first)
         groups: dict[fx.Node, set[fx.Node]] = {}

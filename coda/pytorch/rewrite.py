@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import sympy
@@ -14,7 +13,7 @@ from coda.printer import print_program
 from coda.pytorch.aten import kind, operation
 from coda.pytorch.block import Options
 from coda.pytorch.config import Config
-from coda.pytorch.graph import Aliases, chains, is_weight, sort, with_gradient
+from coda.pytorch.graph import Aliases, bodies, chains, sort, weights, with_gradient
 from coda.pytorch.op import run_block
 from coda.pytorch.refusal import Refusal
 from coda.pytorch.regions import Region, find_regions
@@ -48,14 +47,19 @@ class Rewritten:
 
 
 def rewrite(gm: fx.GraphModule, config: Config, training: bool) -> Rewritten:
-    """Replace the regions of a captured graph, in place."""
+    """Replace the regions of a captured graph, and of the graphs that it calls, in place."""
     graph = gm.graph
     done = plan(graph, config, with_gradient(graph) if training else set())
+    here = list(done.fused)
+    for body, _ in bodies(gm):
+        below = rewrite(body, config, training)
+        done.fused += below.fused
+        done.refused |= below.refused
     before = chains(graph, Aliases(graph))
     replaced: dict[fx.Node, fx.Node] = {}
-    for fused in done.fused:
+    for fused in here:
         _replace(graph, fused, replaced)
-    if done.fused:
+    if here:
         sort(graph, before)
         graph.eliminate_dead_code()
         gm.recompile()
@@ -79,14 +83,14 @@ def plan(graph: fx.Graph, config: Config, differentiable: set[fx.Node]) -> Rewri
         barriers |= more
     inside = {n for f in done.fused for n in f.region.nodes}
     left = [n for n in graph.nodes if kind(n) == "product" and n not in inside]
-    done.refused = {n.name: barriers.get(n, SHARED) for n in left}
+    done.refused = {name_of(n): barriers.get(n, SHARED) for n in left}
     return done
 
 
 def _translated(graph: fx.Graph, region: Region, config: Config, differentiable: set[fx.Node]) -> Fused:
     if len(region.products) == 1 and all(kind(n) in ("product", "view", "cast") for n in region.nodes):
         raise Refusal("a product by itself: there is nothing to fuse with it")
-    made = translate(region.nodes, region.outputs, weights_of(region), config.numerics)
+    made = translate(region.nodes, region.outputs, weights(graph), config.numerics)
     for size in made.sizes.values():
         if not size.is_Integer and size_source(graph, made, size) is None:
             raise Refusal(f"the size {size} of a dim is not that of an operand")
@@ -95,15 +99,15 @@ def _translated(graph: fx.Graph, region: Region, config: Config, differentiable:
         sizes=tuple(made.sizes), wrt=wrt, numerics=config.numerics, fallback=config.layout_fallback,
         shapes={r.name: r.dims for r in made.results},
     )  # fmt: skip
-    products = tuple(n.name for n in region.products)
+    products = tuple(name_of(n) for n in region.products)
     others = tuple(dict.fromkeys(operation(n) for n in region.nodes if kind(n) in SHOWN))
     return Fused(region, products, others, made, options, print_program(made.program))
 
 
-def weights_of(region: Region) -> Callable[[fx.Node], bool]:
-    """Which operands are weights: parameters, and what products read on the right."""
-    right = {n.args[2 if "addmm" in str(n.target) else 1] for n in region.products}
-    return lambda node: is_weight(node) or node in right
+def name_of(product: fx.Node) -> str:
+    """What the model calls a product: the path of its module."""
+    paths = [path for path, _ in product.meta.get("nn_module_stack", {}).values()]
+    return paths[-1].removeprefix("L['self'].") if paths else product.name
 
 
 def size_source(graph: fx.Graph, made: Translation, size: sympy.Expr) -> tuple[fx.Node, int | None] | None:

@@ -13,7 +13,7 @@ or a layer. Two things differ between the languages:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -61,10 +61,10 @@ class Translation:
 
 
 def translate(
-    nodes: Sequence[fx.Node], outputs: Sequence[fx.Node], is_weight: Callable[[fx.Node], bool], numerics: str = "fused"
+    nodes: Sequence[fx.Node], outputs: Sequence[fx.Node], weights: Collection[fx.Node], numerics: str = "fused"
 ) -> Translation:
     """The program of some nodes of a graph, given in order. Raises Refusal where they have none."""
-    return Translator(list(nodes), list(outputs), is_weight, numerics).run()
+    return Translator(list(nodes), list(outputs), weights, numerics).run()
 
 
 @dataclass
@@ -73,7 +73,7 @@ class Translator:
 
     nodes: list[fx.Node]
     outputs: list[fx.Node]
-    is_weight: Callable[[fx.Node], bool]
+    weights: Collection[fx.Node]
     numerics: str
     cells: Cells = field(default_factory=Cells)
     values: dict[fx.Node, Value] = field(default_factory=dict)
@@ -190,7 +190,7 @@ class Translator:
     def leaf(self, node: fx.Node) -> Dims:
         """The dims of an input, as they begin."""
         if node not in self.leaves:
-            shape, weight = shape_of(node), self.is_weight(node)
+            shape, weight = shape_of(node), node in self.weights
             last = len(shape) - 1
             single = last - 1 if not weight and all(s == 1 for s in shape[:-1]) else None  # one row is a row, too
             fixed = [bool(size.is_Integer) and (weight or i == last) for i, size in enumerate(shape)]
@@ -211,7 +211,7 @@ class Translator:
         if dtype is None:
             raise Refusal(f"an operand of dtype {node.meta['val'].dtype} has no place in a program")
         type_ = Type(dtype, self.grouped([c for group in self.cells.resolve_dims(dims) for c in group], dims))
-        stem = "s" if not type_.dims else "x" if not self.is_weight(node) else "w" if len(type_.dims) > 1 else "g"
+        stem = "s" if not type_.dims else "x" if node not in self.weights else "w" if len(type_.dims) > 1 else "g"
         return Param(self.fresh(stem), type_)
 
     def grouped(self, cells: Sequence[Cell], dims: Dims) -> tuple[Dim, ...]:
