@@ -169,6 +169,7 @@ EXPECTED: dict[str, Callable] = {
     ),
     "qk_norm": lambda i: heads(i, norm=True),
     "qkv_rope": lambda i: heads(i, norm=False),
+    "qkv_weights": lambda i: heads(SimpleNamespace(**vars(i), w=torch.cat([i.wq, i.wk, i.wv])), norm=True),
 }  # fmt: skip
 
 
