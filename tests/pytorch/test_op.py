@@ -1,0 +1,91 @@
+"""The custom op: what torch asks of one, and gradients for every subset of operands."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+import torch
+
+from coda.errors import CodaError
+from coda.pytorch.block import Options
+from coda.pytorch.op import run_block
+
+TEXT = """
+program p(x: f32[(B T), D=16], g: f32[D], w: f32[F=24, D], v: f32[D, F], h: f32[(B T), D]) {
+    n = rms_norm(x, g, 1e-6)
+    return y = h + silu(n @ w.T) @ v.T: f32[(B T), D], z = n @ w.T: f32[(B T), F]
+}
+"""
+NAMES = ("x", "g", "w", "v", "h")
+SHAPES = {"y": (("B",), ("T",), ("D",))}
+
+
+def options(wrt=NAMES, **more) -> str:
+    return Options(sizes=("B", "T"), wrt=wrt, shapes=SHAPES, **more).text()
+
+
+def operands(batch=2, length=3, wanting=NAMES):
+    torch.manual_seed(0)
+    shapes = {"x": (batch, length, 16), "g": (16,), "w": (24, 16), "v": (16, 24), "h": (batch, length, 16)}
+    return [torch.randn(s).requires_grad_(n in wanting) for n, s in shapes.items()]
+
+
+def eager(x, g, w, v, h):
+    n = torch.nn.functional.rms_norm(x, (16,), g, 1e-6)
+    z = n @ w.T
+    return h + torch.nn.functional.silu(z) @ v.T, z.flatten(0, 1)
+
+
+def strided(how, tensors):
+    """The operands with other strides."""
+    change = {
+        "contiguous": lambda x: x,
+        "transposed": lambda x: x.transpose(0, -1).contiguous().transpose(0, -1),
+        "padded": lambda x: torch.cat([x, x], -1)[..., : x.shape[-1]],
+        "expanded": lambda x: x[:1].expand(x.shape),
+    }[how]
+    return [change(x.detach()).requires_grad_(x.requires_grad) for x in tensors]
+
+
+@pytest.mark.parametrize("how", ["contiguous", "transposed", "padded", "expanded"])
+def test_l2_opcheck(how):
+    torch.library.opcheck(run_block, (strided(how, operands()), [2, 3], TEXT, options()))
+
+
+def test_b1_no_rows():
+    tensors = operands(batch=0)
+    y, z, *_ = run_block(tensors, [0, 3], TEXT, options())
+    assert y.shape == (0, 3, 16) and z.shape == (0, 24)
+    gradients = torch.autograd.grad(y.sum() + z.sum(), tensors)
+    assert all(not g.any() and g.shape == x.shape for g, x in zip(gradients, tensors, strict=True))
+
+
+@pytest.mark.parametrize("outputs", [(0,), (1,), (0, 1)])  # an unused output has no gradient
+@pytest.mark.parametrize("wanting", [c for c in product((False, True), repeat=5) if any(c)])
+def test_i4_every_subset_of_gradients(wanting, outputs):
+    names = tuple(n for n, w in zip(NAMES, wanting, strict=True) if w)
+    tensors = operands(wanting=names)
+    got, want = run_block(tensors, [2, 3], TEXT, options(names)), eager(*tensors)
+    used = [i for i in outputs if want[i].requires_grad]
+    if not used:
+        return
+    seeds, leaves = [torch.randn_like(want[i]) for i in used], [x for x in tensors if x.requires_grad]
+    ours, theirs = (
+        torch.autograd.grad([r[i] for i in used], leaves, seeds, allow_unused=True, materialize_grads=True)
+        for r in (got, want)
+    )
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_what_was_not_asked_for_has_no_silent_gradient():
+    y, *_ = run_block(operands(), [2, 3], TEXT, options(wrt=()))
+    with pytest.raises(CodaError, match="without its derivative"):
+        y.sum().backward()
+
+
+def test_a_graph_of_another_version_is_refused():
+    text = options().replace(Options().version, "0.0.1")
+    with pytest.raises(CodaError, match=r"made by coda 0\.0\.1.*\n.*compile the model again"):
+        run_block(operands(), [2, 3], TEXT, text)
