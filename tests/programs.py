@@ -133,6 +133,15 @@ def tour() -> dict[str, Path]:
 def lowered() -> dict[str, Program]:
     """The examples that become one kernel, and programs that between them use everything that lowering knows."""
     paths = [path for path in sorted(EXAMPLES.glob("*.coda")) if path.stem not in BLOCKS]
-    return {
-        p.name: p for path in [*paths, TOUR / "lowering" / "special.coda"] for p in load_path(path).programs.values()
-    }
+    found = (p for path in [*paths, TOUR / "lowering" / "special.coda"] for p in load_path(path).programs.values())
+    return {p.name: p for p in found if has_product(p)}
+
+
+def row_examples() -> dict[str, Program]:
+    """The examples without a product: row and map kernels."""
+    found = (p for path in sorted(EXAMPLES.glob("*.coda")) for p in load_path(path).programs.values())
+    return {p.name: p for p in found if not has_product(p)}
+
+
+def has_product(program: Program) -> bool:
+    return any(n.op == "dot" for n in program.nodes())

@@ -318,7 +318,7 @@ class _Stored(_Sink):
 
     def declare(self, plan: RowPlan) -> list[str]:
         access = self.writing.access
-        return [f"coda::Octet<{plan.accesses[access].dtype.cpp}> {access_names(plan)[access]}_;"]
+        return [f"coda::Octet<{plan.accesses[access].dtype.cpp}> {access_names(plan)[access]}_out;"]
 
     def reads(self, node: Node, plan: RowPlan) -> bool:
         return node is self.value and plan.accesses[self.writing.access].dtype.bits != 16
@@ -329,12 +329,14 @@ class _Stored(_Sink):
         if not value:
             value = scope.value(self.value, "float")
             value = f"coda::pack<{dtype.cpp}>({value})" if dtype.bits == 16 else f"coda::spread({value})"
-        return [f"{access_names(plan)[self.writing.access]}_.set(j, {value});"]
+        return [f"{access_names(plan)[self.writing.access]}_out.set(j, {value});"]
 
     def finish(self, plan: RowPlan, columns: str) -> list[str]:
         k = self.writing.access
         line = f"coda::line<{plan.accesses[k].dtype.cpp}>(p.tensors[{k}], at)"
-        return [f"if ({_stores(self.writing)}) coda::write<kVector>({line}, n, {columns}, {access_names(plan)[k]}_);"]
+        return [
+            f"if ({_stores(self.writing)}) coda::write<kVector>({line}, n, {columns}, {access_names(plan)[k]}_out);"
+        ]
 
 
 @dataclass

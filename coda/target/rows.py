@@ -136,7 +136,7 @@ class _RowLowering:
             return set()
         present = {tensor.stored(a.name) for a in axes}
         stored = [a.name for dim in tensor.dims for a in dim if a.name in present]
-        fastest = stored[-1]
+        fastest = stored[-1] if stored else axes[-1].name  # a table read at a position for each column
         return {fastest, *(a.name for axes, t in seen for a in axes if t.stored(a.name) == fastest)}
 
     def _nest(self) -> None:

@@ -1,0 +1,214 @@
+"""Row and map kernels: their lowering, their generated code on the host, and what they mean, against torch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from coda.cli import rowview
+from coda.errors import CodaError
+from coda.ir import Program
+from coda.runtime.inputs import random_inputs
+from coda.runtime.reference import evaluate
+from coda.target.emit_rows import row_source
+from coda.target.rows import lower_rows
+from tests.programs import row_examples
+from tests.rowmath import HostRows, compile_rows
+from tests.support import program
+
+SIZES = {"B": 2, "T": 3, "H": 2, "M": 5, "P": 7, "N": 6, "K": 3}
+
+# More of what the kernels know, by what it is for.
+SPECIAL = {
+    "map": "program p(x: bf16[M, N], y: f32[M, N], b: bf16[N]?) { return silu(x) * y + b: bf16 }",
+    "broadcast": "program p(r: f32[M], c: bf16[N], s: f32 = 2.0) { return s * r + c: f32 }",
+    "transposed": "program p(x: bf16[M, N]) { return y = 2 * x: bf16[N, M], s = sum(x, N): f32 }",
+    "three_dims": "program p(x: f32[B, T, D], g: f32[D]) { return y = x * rsqrt(mean(x * x, D)) * g: f16 }",
+    "group": "program p(x: bf16[M, (H D)]) { return y = x - max(x, (H D)): bf16, m = min(x, (H D)): f32 }",
+    "heads": "program p(x: bf16[(B T), (H D)], g: bf16[D]) { return x * rsqrt(mean(x * x, D)) * g: bf16[B, H, T, D] }",
+    "lanes": "program p(z: bf16[M, (s=2 F)]) { return y = silu(z.s[0]) * z.s[1]: bf16, t = sum(z * z, (s F)): f32 }",
+    "lanes_out": "program p(a: f32[M, F], b: f32[M, F]) { return z = stack(a + b, a - b, s): bf16[M, (F s)] }",
+    "totals": "program p(x: bf16[M, N]) { return sum(x * x, (M N)): f32, c = mean(x, M): bf16, m = max(x, M): f32 }",
+    "row_total": "program p(x: bf16[M, N]) { return mean(logsumexp(x, N), M): f32 }",
+    "pick": "program p(z: bf16[M, V], label: i64[M]) { return logsumexp(z, V) - pick(z, V, label): f32 }",
+    "index": "program p(x: f32[M, N]) { return where(index(N) <= index(M), x, 0): f32 }",
+    "sizes": "program p(x: f32[M, N]) { return x / size(M) + sum(x, N) / size(N): f32 }",
+    "accumulated": "program p(x: bf16[M, N], inout y: f32[M, N], inout s: f32[N]) { y += x\n s += sum(x, M)\n }",
+    "partial_rope": "program p(q: bf16[M, H, d=24], c: f32[M, f=8], s: f32[M, f]) {\n"
+    "return rope_half(q, c, s): bf16[M, H, d] }",
+    "kept_twice": "program p(x: f32[M, N]) { c = x - mean(x, N)\n v = mean(c * c, N)\n"
+    "return y = c * rsqrt(v): f32, k = mean(c * c * c * c, N) / (v * v): f32 }",
+}
+
+
+def special(name: str) -> Program:
+    return program(SPECIAL[name])
+
+
+PROGRAMS = {**row_examples(), **{name: special(name) for name in SPECIAL}}
+
+
+@pytest.fixture(scope="module")
+def compiled() -> dict[str, HostRows]:
+    return dict(zip(PROGRAMS, compile_rows([lower_rows(p) for p in PROGRAMS.values()]), strict=True))
+
+
+def sizes_of(p: Program, width: int) -> dict[str, int]:
+    return {a.name: SIZES.get(a.name, width) for a in p.free_axes}
+
+
+@pytest.mark.parametrize("width", [1, 8, 24, 37])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_generated_code_agrees_with_the_interpreter(name: str, width: int, compiled: dict[str, HostRows]) -> None:
+    host, p = compiled[name], PROGRAMS[name]
+    sizes = sizes_of(p, width)
+    for optional in (True, False):
+        inputs = random_inputs(p, sizes, 1, "cpu", optional=optional)
+        want = evaluate(p, inputs, dims=sizes)
+        for octets in (16, 0) if host.plan.variants[-1].octets == 0 else (16,):
+            got = host(inputs, octets, sizes)
+            for output in want:
+                close = {"rtol": 2e-2 if want[output].dtype != torch.float32 else 2e-5, "atol": 1e-5}
+                torch.testing.assert_close(got[output], want[output], **close, equal_nan=True)
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_any_strides(data: st.DataObject, compiled: dict[str, HostRows]) -> None:
+    """Operands transposed, sliced, or expanded: the launcher's strides, run by the generated code."""
+    name = data.draw(st.sampled_from(["rms_norm_row", "map", "heads", "drms_norm", "lanes"]))
+    p = PROGRAMS[name]
+    sizes = sizes_of(p, 24)
+    inputs = random_inputs(p, sizes, 1, "cpu")
+    for key, x in inputs.items():
+        if isinstance(x, Tensor) and x.dim() == 2:
+            how = data.draw(st.sampled_from(["as it is", "transposed", "columns", "rows", "one row"]))
+            wide = torch.cat([x, x], 1)
+            inputs[key] = {
+                "as it is": x, "transposed": x.T.contiguous().T, "columns": wide[:, : x.shape[1]],
+                "rows": torch.cat([x, x])[::2], "one row": x[:1].expand(x.shape),
+            }[how]  # fmt: skip
+    want = evaluate(p, inputs, dims=sizes)
+    got = compiled[name](inputs, dims=sizes)
+    for output in want:
+        torch.testing.assert_close(got[output], want[output], rtol=2e-2, atol=1e-4)
+
+
+# -- what they mean --------------------------------------------------------------------------------------------------
+
+
+def in_float64(name: str, sizes: dict[str, int]) -> tuple[dict, dict[str, Tensor]]:
+    """Operands in float64, and the outputs of the interpreter without rounding."""
+    p = PROGRAMS[name]
+    inputs = random_inputs(p, sizes, 3, "cpu")
+    exact = evaluate(p, inputs, exact=True, dims=sizes)
+    return {k: x.double() if isinstance(x, Tensor) and x.is_floating_point() else x for k, x in inputs.items()}, exact
+
+
+def test_norms_are_those_of_torch() -> None:
+    x, out = in_float64("rms_norm_row", {"M": 5, "D": 24})
+    torch.testing.assert_close(out["y"], F.rms_norm(x["x"], (24,), x["gamma"], 1e-5), rtol=1e-6, atol=1e-6)
+    x, out = in_float64("layer_norm_row", {"M": 5, "D": 24})
+    want = F.layer_norm(x["x"], (24,), x["gamma"], x["beta"], 1e-5)
+    torch.testing.assert_close(out["y"], want, rtol=1e-6, atol=1e-6)
+    x, out = in_float64("softmax_row", {"M": 5, "V": 33})
+    torch.testing.assert_close(out["p"], x["x"].softmax(1))
+    x, out = in_float64("gemma_post_norm", {"M": 5, "D": 24})
+    normed = F.rms_norm(x["y"], (24,), 1 + x["gamma"], 1e-6)
+    torch.testing.assert_close(out["h"], x["x"] + normed, rtol=1e-6, atol=1e-6)
+
+
+def test_backward_of_rms_norm_is_autograd() -> None:
+    x, _ = in_float64("drms_norm", {"M": 5, "D": 24})
+    leaf, gamma = x["x"].requires_grad_(), x["gamma"].requires_grad_()
+    F.rms_norm(leaf, (24,), gamma, 0.0).backward(x["dy"])
+    rstd = leaf.detach().square().mean(1).rsqrt()
+    out = evaluate(PROGRAMS["drms_norm"], _stored(x, rstd=rstd), exact=True)
+    torch.testing.assert_close(out["dx"], leaf.grad, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(out["dgamma"], gamma.grad, rtol=1e-5, atol=1e-5)
+
+
+def test_backward_of_layer_norm_is_autograd() -> None:
+    x, _ = in_float64("dlayer_norm", {"M": 5, "D": 24})
+    leaf, gamma = x["x"].requires_grad_(), x["gamma"].requires_grad_()
+    beta = torch.zeros(24, dtype=torch.float64, requires_grad=True)
+    F.layer_norm(leaf, (24,), gamma, beta, 0.0).backward(x["dy"])
+    value = leaf.detach()
+    stored = _stored(x, mean=value.mean(1), rstd=value.var(1, correction=0).rsqrt())
+    out = evaluate(PROGRAMS["dlayer_norm"], stored, exact=True)
+    for got, want in (("dx", leaf.grad), ("dgamma", gamma.grad), ("dbeta", beta.grad)):
+        torch.testing.assert_close(out[got], want, rtol=1e-5, atol=1e-5)
+
+
+def rotated(z: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    a, b = z.chunk(2, -1)
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+
+
+@pytest.mark.parametrize("name", ["drope", "dqk_norm"])
+def test_backward_behind_attention_is_autograd(name: str) -> None:
+    sizes = {"B": 2, "T": 3, "H": 2, "P": 7}
+    x, out = in_float64(name, sizes)
+    tables = [x[t][x["pos"].long()].view(2, 3, 1, 64) for t in ("cos", "sin")]
+    z = (x["z"] if name == "dqk_norm" else torch.randn(6, 256, dtype=torch.float64)).view(2, 3, 2, 128)
+    z.requires_grad_()
+    if name == "dqk_norm":
+        norms = z.detach().square().mean(-1).rsqrt()
+        q = rotated(F.rms_norm(z, (128,), x["gamma"], 0.0), *tables)
+        out = evaluate(PROGRAMS[name], _stored(x, rq=norms.view(6, 2)), exact=True, dims=sizes)
+    else:
+        q = rotated(z, *tables)
+    q.backward(x["dq"].transpose(1, 2))
+    torch.testing.assert_close(out["dz"], z.grad.reshape(6, 256), rtol=1e-5, atol=1e-5)
+
+
+def _stored(values: dict, **more: Tensor) -> dict:
+    """Operands as the program declares them again."""
+    stored = {k: x.detach() if isinstance(x, Tensor) else x for k, x in (values | more).items()}
+    kept = {"rstd", "mean", "rq", "cos", "sin"}
+    return {
+        k: x if not (isinstance(x, Tensor) and x.is_floating_point()) else x.float() if k in kept else x.bfloat16()
+        for k, x in stored.items()
+    }
+
+
+# -- plans -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", row_examples())
+def test_lowering_of_examples(name: str, golden) -> None:
+    plan = lower_rows(PROGRAMS[name])
+    golden(f"lowering/{name}/plan.txt", "\n".join(rowview.text(plan)) + "\n")
+    golden(f"lowering/{name}/kernels.cu", row_source(plan))
+
+
+def test_axes_are_one_loop_where_they_lie_in_one_run() -> None:
+    plan = lower_rows(program("program p(x: bf16[(B T), (H d)], y: bf16[(B T), (H d)]) { return x + y: bf16 }"))
+    assert [[a.name for a in level] for level in plan.levels] == [["B", "T"]]
+    assert [[a.name for a in space] for space in plan.spaces] == [["H", "d"]]
+
+
+def test_a_map_is_a_row_kernel_without_reductions() -> None:
+    assert lower_rows(special("map")).kind == "map"
+    assert lower_rows(special("three_dims")).kind == "row"
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("program p(x: f32[B, T, D]) { return sum(x, T): f32 }", "reduces over all rows, or over the columns"),
+        ("program p(x: f32[M, (H d)]) { return x * sum(x, d) + sum(x, (H d)): f32 }", "one set of axes"),
+        ("program p(x: f32[M, N]) { return x - mean(x, M): f32 }", "a second kernel"),
+        ("program p(x: i64[M, N]) { return sum(x, N): i64 }", "a reduction of integers"),
+        ("program p(x: f32[M, N]) { return logsumexp(x, M): f32 }", "over the rows"),
+        ("program p(x: f32[M, N]) { return partial(sum(x, N)): f32 }", "finishes its reductions"),
+        ("program p(t: f32[P], i: i32[M, D]) { return t[i]: f32 }", "a position of its own for each column"),
+    ],
+)
+def test_what_cannot_be_lowered_says_why(text: str, why: str) -> None:
+    with pytest.raises(CodaError, match=why):
+        lower_rows(program(text))
