@@ -26,9 +26,9 @@ from coda.frontend import load
 from coda.runtime.dlpack import DLTensor
 from coda.runtime.library import Artifact
 from coda.target import TILES, Plan, Tile, lower, variants
+from coda.target import schedule as whole
 from coda.target.legality import as_schedule, legal_tile
 from coda.target.requirements import View
-from coda.target.schedule import Assembly
 
 HERE = Path(__file__).parent
 
@@ -110,11 +110,17 @@ def tiles(name: str) -> list[Tile]:
 
 def host_only(folder: Path, name: str, fake: bool = False) -> Path:
     """``folder/NAME.so`` with the launcher of a program above and no kernels."""
+    return host_of(folder, as_schedule(plan(name)), fake)
+
+
+def host_of(folder: Path, schedule: whole.Schedule, fake: bool = False) -> Path:
+    """The same of a schedule, whose GEMMs are at all tiles that they can have."""
     folder.mkdir(parents=True, exist_ok=True)
-    built = variants(plan(name), tiles(name))
-    assembly = Assembly(as_schedule(plan(name)), tuple(built))
+    name = schedule.name
+    built = [v for step in schedule.gemms for v in variants(step, [t for t in TILES if legal_tile(t, step)])]
+    assembly = whole.Assembly(schedule, tuple(built))
     (folder / "host.cpp").write_text(host_source(name, [assembly], Metadata(cutlass="4.2.0", nvcc="13.0.88")))
-    (folder / f"{name}.h").write_text(header(name, [plan(name)]))
+    (folder / f"{name}.h").write_text(header(name, [schedule]))
     (folder / "device.cubin").write_bytes(b"no device code")
     log = _Log(folder / "build.log")
     compile_host(folder, tools(), log, BuildReport())

@@ -1,0 +1,238 @@
+"""Row kernels and artifacts of several kernels over the fake CUDA runtime: launches, strides, and the workspace."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from coda.frontend import load, load_path
+from coda.ir import Program
+from coda.target.blocks import lower_program
+from coda.target.legality import can_lower
+from coda.target.schedule import Schedule, Temporary, schedule_steps
+from tests.abi import harness
+from tests.abi.harness import Recorder
+from tests.rowmath import launch_type
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+BF16, F32 = torch.bfloat16, torch.float32
+WORKSPACE = 0x100000
+
+PROGRAMS = """
+program chain(x: bf16[M, K], w: bf16[N, K], v: bf16[L, N], u: bf16[P, L], t: bf16[Q, P]) {
+    a = x @ w.T
+    b = a @ v.T
+    c = b @ u.T
+    return c @ t.T: bf16
+}
+program scaled(x: f32[M, N]) {
+    return 2 * x: bf16
+}
+"""
+
+
+@lru_cache
+def schedule(name: str) -> Schedule:
+    return lower_program(program(name))
+
+
+def program(name: str) -> Program:
+    path = EXAMPLES / f"{name}.coda"
+    programs = load_path(path).programs if path.exists() else load(PROGRAMS).programs
+    return programs[name] if name in programs else next(iter(programs.values()))
+
+
+@lru_cache
+def recorder(name: str) -> Recorder:
+    return Recorder(harness.host_of(Path(harness._folder.name) / "steps" / name, schedule(name), fake=True))
+
+
+def started(name: str) -> Recorder:
+    record = recorder(name)
+    record.reset()
+    return record
+
+
+def zeros(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
+    return torch.zeros(shape, dtype=dtype)
+
+
+def launches(record: Recorder) -> list[dict[str, Any]]:
+    return [c for c in record.calls() if c["call"] == "launch"]
+
+
+def shapes(record: Recorder) -> list[tuple[str, list[int], list[int]]]:
+    return [(c["kernel"], c["grid"], c["block"]) for c in launches(record)]
+
+
+# -- row kernels -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("width", "kernel", "block"),
+    [
+        (64, "1", [8, 32, 1]), (128, "1", [16, 16, 1]), (2048, "1", [256, 1, 1]), (2056, "2", [256, 1, 1]),
+        (4096, "2", [256, 1, 1]), (8192, "2", [512, 1, 1]), (11008, "4", [512, 1, 1]), (16384, "4", [512, 1, 1]),
+        (20480, "any", [512, 1, 1]), (37, "any", [8, 32, 1]), (4095, "any", [512, 1, 1]),
+    ],
+)  # fmt: skip
+def test_variant_by_the_length_of_a_row(width: int, kernel: str, block: list[int]) -> None:
+    record = started("softmax")
+    x, p, lse = zeros(40, width), zeros(40, width), zeros(40, dtype=F32)
+    assert record.run([x, p, lse]) == 0, record.error
+    assert shapes(record) == [(f"softmax_row_row_{kernel}", [-(-40 // block[1]), 1, 1], block)]
+
+
+def test_unaligned_rows_take_the_kernel_for_any_layout() -> None:
+    record = started("softmax")
+    wide = zeros(40, 136)
+    assert record.run([wide[:, 1:129], zeros(40, 128), zeros(40, dtype=F32)]) == 0, record.error
+    assert launches(record)[0]["kernel"] == "softmax_row_row_any"
+
+
+def test_strides_of_rows_and_tables() -> None:
+    record = started("drope")
+    b, h, t = 2, 3, 5
+    dq, pos, cos, sin, dz = zeros(b, h, t, 128), zeros(10, dtype=torch.int32), *_tables(7), zeros(b * t, h * 128)
+    assert record.run([dq, pos, cos, sin, dz]) == 0, record.error
+    plan = schedule("drope").steps[0]
+    p = record.parameters(launch_type(plan))
+    assert (p.rows, list(p.sizes), list(p.columns)) == (30, [2, 5, 3], [64])
+    at = {(a.arg, len(a.offsets)): p.tensors[i] for i, a in enumerate(plan.accesses)}
+    first, second = at["dq", 0], at["dq", 1]
+    assert list(first.level)[:3] == [h * t * 128, 128, t * 128]
+    assert (first.data, second.data - first.data, first.column, first.vector) == (dq.data_ptr(), 128, 1, 1)
+    assert list(at["pos", 0].level)[:3] == [t, 1, 0]
+    assert (at["cos", 0].gather, at["cos", 0].extent, list(at["cos", 0].level)) == (64, 7, [0, 0, 0, 0])
+    assert list(at["dz", 0].level)[:3] == [t * h * 128, h * 128, 128]
+
+
+def _tables(positions: int) -> tuple[Tensor, Tensor]:
+    return zeros(positions, 64, dtype=F32), zeros(positions, 64, dtype=F32)
+
+
+def test_sums_over_rows_have_a_fixed_number_of_blocks() -> None:
+    record = started("drms_norm")
+    for rows, blocks in ((8192, 264), (100, 100), (0, 0)):
+        record.reset()
+        args = [zeros(rows, 4096), zeros(rows, 4096), zeros(4096), zeros(rows, dtype=F32), zeros(rows, 4096)]
+        args.append(zeros(4096, dtype=F32))
+        assert record.artifact.workspace_bytes(args) == blocks * 4096 * 4
+        assert record.run(args, workspace=WORKSPACE) == 0, record.error
+        *row, finish = launches(record)
+        assert [c["grid"] for c in row] == ([[blocks, 1, 1]] if rows else [])
+        assert (finish["kernel"], finish["grid"]) == ("drms_norm_finish_column", [128, 1, 1])
+        f = record.parameters(harness.finish_type(1, 1), len(row))
+        assert (f.length, f.count, f.operands[0].data) == (4096, blocks, WORKSPACE)
+
+
+def test_a_map_cuts_long_rows_into_parts() -> None:
+    record = started("scaled")
+    assert record.artifact.describe["programs"][0]["kernels"][0]["kind"] == "map"
+    for width, kernel, parts in ((2048, "1", 1), (2056, "2", 1), (40000, "2", 10), (40001, "any", 20)):
+        record.reset()
+        assert record.run([zeros(4, width, dtype=F32), zeros(4, width)]) == 0, record.error
+        assert shapes(record) == [(f"scaled_map_{kernel}", [4, parts, 1], [256, 1, 1])]
+
+
+def test_rows_in_place() -> None:
+    """A row is read before it is written, by the threads that write it."""
+    record = started("gemma_post_norm")
+    y, x = zeros(8, 64), zeros(8, 64)
+    args: list[Any] = [y, x, zeros(64), None, x, zeros(8, dtype=F32)]
+    assert record.run(args) == 0, record.error
+    assert record.run([y, x, zeros(64), None, x.as_strided((8, 64), (64, 1), 0)[:, :], y.view(F32).flatten()[:8]]) == 1
+    assert "shares memory" in record.error
+    plan = schedule("gemma_post_norm")
+    assert can_lower(plan, args)
+
+
+# -- several kernels -------------------------------------------------------------------------------------------------
+
+
+def block_args(m: int, d: int, f: int) -> list[Any]:
+    return [zeros(m, d), zeros(d), zeros(f, d), zeros(f, d), zeros(d, f), None, zeros(m, d)]
+
+
+def test_steps_run_in_order_on_one_stream() -> None:
+    record = started("mlp_block")
+    args = block_args(300, 64, 136)
+    assert record.run(args, workspace=WORKSPACE, stream=0x77) == 0, record.error
+    kernels = [c["kernel"] for c in launches(record)]
+    assert [k.split("_")[3] for k in kernels] == ["row", "gemm", "gemm"]
+    assert {c["stream"] for c in launches(record)} == {0x77}
+    record.reset()
+    assert record.run(args, workspace=WORKSPACE) == 0
+    assert {c["call"] for c in record.calls()} == {"encode", "launch"}  # a graph can be captured
+
+
+def test_temporaries_lie_in_the_workspace() -> None:
+    m, d, f = 300, 64, 136
+    record = started("mlp_block")
+    args = block_args(m, d, f)
+    sizes = {"r": m * 4, "t": m * d * 2, "y": m * f * 2}
+    need = sum(-(-size // 256) * 256 for size in sizes.values())
+    assert record.artifact.workspace_bytes(args) == need
+    assert record.run(args, workspace=WORKSPACE, size=need - 1) == 1
+    assert "this call needs" in record.error
+    assert record.run(args, workspace=WORKSPACE, size=need) == 0
+    bases = {c["base"] for c in record.calls() if c["call"] == "encode"} - {x.data_ptr() for x in args if x is not None}
+    assert len(bases) == 2 and all(WORKSPACE <= at < WORKSPACE + need for at in bases)  # t and y
+
+
+def test_rows_of_temporaries_are_padded_for_tma() -> None:
+    """N = 132: rows of a are 264 bytes, and the next product reads them 272 bytes apart."""
+    record = started("chain")
+    args = [zeros(5, 64), zeros(132, 64), zeros(64, 136)[:, :132], zeros(8, 64), zeros(8, 8), zeros(5, 8)]
+    assert record.run(args, workspace=WORKSPACE) == 0, record.error
+    assert [c["strides"] for c in record.calls() if c["call"] == "encode" and c["dims"] == [132, 5]] == [[272]]
+
+
+def test_buffers_are_shared_by_tensors_that_do_not_meet() -> None:
+    a, b, c = schedule("chain").temporaries
+    assert (a.buffer, b.buffer, c.buffer) == (0, 1, 0)
+    record = started("chain")
+    m, k, n, l, p = 300, 64, 128, 32, 256
+    args = [zeros(m, k), zeros(n, k), zeros(l, n), zeros(p, l), zeros(8, p), zeros(m, 8)]
+    first, second = (-(-m * width * 2 // 256) * 256 for width in (max(n, p), l))
+    assert record.artifact.workspace_bytes(args) == first + second
+    assert record.run(args, workspace=WORKSPACE) == 0, record.error
+    read = [call["base"] for call in record.calls() if call["call"] == "encode"][::2]
+    assert read == [args[0].data_ptr(), WORKSPACE, WORKSPACE + first, WORKSPACE]
+
+
+@pytest.mark.parametrize("lives", [[(0, 1), (1, 2), (2, 3)], [(0, 3), (1, 2), (2, 3), (3, 4)], [(0, 0), (0, 0)]])
+def test_no_two_lives_meet_in_a_buffer(lives: Sequence[tuple[int, int]]) -> None:
+    from coda.target.schedule import _share
+
+    chosen = _share({str(i): (*life, 100) for i, life in enumerate(lives)})
+    for i, (first, last) in enumerate(lives):
+        for j in range(i):
+            meet = first <= lives[j][1] and lives[j][0] <= last
+            assert not (meet and chosen[str(i)] == chosen[str(j)])
+
+
+def test_a_schedule_by_hand() -> None:
+    """Kernels of programs that share names; what is no argument of the whole is a temporary."""
+    whole = schedule("mlp_block")
+    again = schedule_steps(whole.program, whole.args, whole.steps)
+    assert again == whole
+    assert [type(t) for t in again.temporaries] == [Temporary] * 3
+
+
+def test_checks_are_those_of_the_arguments() -> None:
+    plan = schedule("mlp_block")
+    args = block_args(300, 64, 136)
+    assert can_lower(plan, args)
+    args[2] = zeros(136, 72)[:, :64].T.contiguous().T
+    refusal = can_lower(plan, args)
+    assert "w_gate" in str(refusal)
+    record = started("mlp_block")
+    assert record.run(args, workspace=WORKSPACE) == 1
+    assert record.error == str(refusal)
