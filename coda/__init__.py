@@ -16,6 +16,7 @@ from coda.version import __version__
 
 if TYPE_CHECKING:
     from coda.ir import Program
+    from coda.pytorch import explain
     from coda.runtime.api import compile, load, parse
     from coda.runtime.callable import CompiledProgram
 
@@ -23,11 +24,12 @@ _LAZY = {
     "CompiledProgram": "coda.runtime.callable",
     "Program": "coda.ir",
     "compile": "coda.runtime.api",
+    "explain": "coda.pytorch",
     "load": "coda.runtime.api",
     "parse": "coda.runtime.api",
 }
 
-__all__ = ["CodaError", "CompiledProgram", "Program", "__version__", "compile", "load", "parse"]
+__all__ = ["CodaError", "CompiledProgram", "Program", "__version__", "compile", "explain", "load", "parse"]
 
 
 def __getattr__(name: str) -> Any:

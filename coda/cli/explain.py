@@ -33,10 +33,16 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_request(parser, "a program (.coda) or a config (.toml)")
     parser.add_argument("--gpu", choices=costs.GPUS, default="h200", help="whose floor time (default: %(default)s)")
     parser.add_argument("--tile", metavar="128x192", help="the tile of the kernel (default: by size)")
+    parser.add_argument(
+        "--model", action="store_true",
+        help="FILE is module:factory, a function that returns a model and its inputs: what torch.compile would fuse",
+    )  # fmt: skip
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.model:
+        return _run_model(args)
     request = from_args(args)
     program = request.program
     sizes = bind(program, {}, request.dims)
@@ -54,6 +60,17 @@ def run(args: argparse.Namespace) -> int:
         print_json(report.document())
     else:
         print(report.text())
+    return 0
+
+
+def _run_model(args: argparse.Namespace) -> int:
+    from coda.pytorch.explain import explain_named
+
+    report = explain_named(args.file)
+    if args.json:
+        print_json(report.document())
+    else:
+        print(report)
     return 0
 
 

@@ -14,6 +14,9 @@ from __future__ import annotations
 from torch._dynamo import list_backends, register_backend
 
 from coda.pytorch.backend import coda
+from coda.pytorch.explain import ModelReport, explain
+
+__all__ = ["ModelReport", "coda", "explain"]
 
 if "coda" not in list_backends(exclude_tags=()):
     register_backend(coda, name="coda")

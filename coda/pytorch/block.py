@@ -34,6 +34,7 @@ class Options:
     sizes: tuple[str, ...] = ()
     wrt: tuple[str, ...] = ()
     numerics: str = "fused"
+    memory: str = "auto"
     shapes: Mapping[str, Groups] = field(default_factory=dict)
     derived: bool = False
     fallback: str = "copy"
@@ -73,7 +74,9 @@ class Block:
         if not self.options.wrt:
             program, notes = optimize(self.program, self.options.numerics)
             return program, None, notes
-        backward, notes = derive(self.program, self.options.wrt, numerics=self.options.numerics)
+        backward, notes = derive(
+            self.program, self.options.wrt, numerics=self.options.numerics, memory=self.options.memory
+        )
         return backward.forward, backward, notes
 
     @property

@@ -70,7 +70,7 @@ def _backward(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Any, ...]:
         return [None] * len(names), None, None, None
     program, text, options = it.backward(wanted)
     there = dict(zip(ctx.names, ctx.saved_tensors, strict=True)) | _seeds(ctx, grads)
-    results = run_block([there[p.name] for p in program.params], ctx.sizes, text, options)
+    results = BLOCK([there[p.name] for p in program.params], ctx.sizes, text, options)
     by_output = dict(zip((o.name for o in program.outputs), results, strict=True))
     found = {n: by_output[known[n]] for n in wanted}
     gradients = [found[n].reshape(s) if n in found else None for n, s in zip(names, ctx.shapes, strict=True)]
@@ -88,3 +88,4 @@ def _seeds(ctx: Any, grads: Sequence[Tensor | None]) -> dict[str, Tensor]:
 
 
 run_block.register_autograd(_backward, setup_context=_keep)
+BLOCK = torch.ops.coda.block.default

@@ -14,7 +14,7 @@ from coda.pytorch.aten import kind, operation
 from coda.pytorch.block import Options
 from coda.pytorch.config import Config
 from coda.pytorch.graph import Aliases, bodies, chains, sort, weights, with_gradient
-from coda.pytorch.op import run_block
+from coda.pytorch.op import BLOCK
 from coda.pytorch.refusal import Refusal
 from coda.pytorch.regions import Region, find_regions
 from coda.pytorch.translate import Translation, translate
@@ -22,8 +22,6 @@ from coda.pytorch.translate import Translation, translate
 MOST_RETRIES = 32
 SHARED = "memory that it shares is written in place, or its dtype has no place in a program"
 SHOWN = ("pointwise", "norm", "reduction")
-BLOCK = torch.ops.coda.block.default
-assert run_block is not None
 
 
 @dataclass(frozen=True)

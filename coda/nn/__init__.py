@@ -1,0 +1,1 @@
+"""Functions for those who do not compile a whole model: ``coda.nn.functional``."""

@@ -1,0 +1,76 @@
+"""``coda.explain(model, *inputs)``: what ``torch.compile(model, backend="coda")`` would fuse, and what not, and why."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from coda.cli.common import table
+from coda.errors import CodaError
+from coda.pytorch.backend import coda
+from coda.pytorch.report import Line, Report, listening
+
+
+@dataclass(frozen=True)
+class ModelReport:
+    """The products of a model in all its graphs, and the programs they are in."""
+
+    graphs: tuple[Report, ...]
+
+    @property
+    def lines(self) -> list[Line]:
+        return [line for graph in self.graphs for line in graph.lines]
+
+    @property
+    def fused(self) -> int:
+        return sum(not line.reason for line in self.lines)
+
+    @property
+    def total(self) -> int:
+        return len(self.lines)
+
+    @property
+    def programs(self) -> list[str]:
+        """The texts of the different programs."""
+        return list(dict.fromkeys(text for graph in self.graphs for text in graph.texts))
+
+    def document(self) -> dict[str, Any]:
+        """The report as JSON."""
+        lines = [{"product": x.name, "fused_with": list(x.fused_with), "reason": x.reason} for x in self.lines]
+        return {"fused": self.fused, "total": self.total, "products": lines, "programs": self.programs}
+
+    def __str__(self) -> str:
+        rows = [(x.name, "-" if x.reason else "fused", x.reason or ", ".join(x.fused_with)) for x in self.lines]
+        return "\n".join(
+            [table([("product", "", "with, or why not"), *rows]), f"{self.fused} of {self.total} products fused"]
+        )
+
+
+def explain(model: Callable[..., Any], *inputs: Any, **named: Any) -> ModelReport:
+    """Compile a model for these inputs, run it once, and report. The options of the backend are its defaults."""
+
+    def backend(gm: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
+        """Another one each time: what was compiled before is compiled again, and is not used later."""
+        return coda(gm, examples, options={"inductor": False})
+
+    with listening() as graphs:
+        torch.compile(model, backend=backend)(*inputs, **named)
+    return ModelReport(tuple(graphs))
+
+
+def explain_named(name: str) -> ModelReport:
+    """The report of ``module:factory``, a function that returns a model and its inputs: a tuple, or a dict by name."""
+    module, _, factory = name.partition(":")
+    try:
+        made = getattr(importlib.import_module(module), factory)()
+    except (ImportError, AttributeError) as error:
+        raise CodaError.of(f"there is no model '{name}': {error}", "name a function as module:factory") from None
+    if not (isinstance(made, Sequence) and len(made) == 2):
+        raise CodaError.of(f"'{name}' returns a {type(made).__name__}", "return a model and its inputs: (model, (x,))")
+    model, inputs = made
+    return explain(model, **inputs) if isinstance(inputs, dict) else explain(model, *inputs)

@@ -1,0 +1,53 @@
+"""What is reported of a model."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+import coda
+from coda.cli import main
+
+
+class Gated(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.RMSNorm(16)
+        self.gate, self.up, self.down = nn.Linear(16, 24), nn.Linear(16, 24), nn.Linear(24, 16)
+        self.head = nn.Linear(16, 8)
+
+    def forward(self, x):
+        n = self.norm(x)
+        h = x + self.down(nn.functional.silu(self.gate(n)) * self.up(n))
+        return self.head(torch.cumsum(h, 0))
+
+
+def factory():
+    return Gated(), (torch.randn(3, 16),)
+
+
+def test_every_product_is_named():
+    report = coda.explain(*(lambda m, i: (m, *i))(*factory()))
+    assert (report.fused, report.total) == (3, 4)
+    assert [x.name for x in report.lines] == ["gate", "up", "down", "head"]
+    assert "rms_norm" in report.lines[0].fused_with
+    assert report.lines[3].reason == "a product by itself: there is nothing to fuse with it"
+    assert str(report).endswith("3 of 4 products fused")
+    assert len(report.programs) == 1 and "silu" in report.programs[0]
+
+
+def test_the_command(capsys):
+    assert main(["explain", "--model", f"{__name__}:factory", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["fused"], document["total"]) == (3, 4)
+    assert main(["explain", "--model", f"{__name__}:factory"]) == 0
+    assert "3 of 4 products fused" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["nowhere:factory", "math:nothing", "math"])
+def test_a_model_that_is_not_there(name, capsys):
+    assert main(["explain", "--model", name]) == 1
+    assert "name a function as module:factory" in capsys.readouterr().err
