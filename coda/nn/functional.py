@@ -9,6 +9,8 @@ a gradient; the backward is derived from the program. Results round once, where 
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -18,8 +20,13 @@ from coda.pytorch.block import Options
 from coda.pytorch.op import BLOCK
 
 RMS_NORM_LINEAR = """
-program rms_norm_linear(x: {x}[M, K], gamma: {gamma}[K], w: {x}[N, K]{bias}) {{
-    return y = rms_norm(x, gamma, {eps!r}, offset={offset!r}) @ w.T{plus}: {x}
+program rms_norm_linear(x: {x}[M, K], gamma: {gamma}[K], w: {x}[N, K]) {{
+    return y = rms_norm(x, gamma, {eps!r}, offset={offset!r}) @ w.T: {x}
+}}
+"""
+RMS_NORM_LINEAR_BIAS = """
+program rms_norm_linear(x: {x}[M, K], gamma: {gamma}[K], w: {x}[N, K], bias: {x}[N]) {{
+    return y = rms_norm(x, gamma, {eps!r}, offset={offset!r}) @ w.T + bias: {x}
 }}
 """
 LINEAR_SWIGLU = """
@@ -42,10 +49,8 @@ def rms_norm_linear(
 ) -> Tensor:
     """``rms_norm(x) * (offset + gamma) @ weight.T + bias``; ``offset=1`` is Gemma's norm."""
     _same_dtype(x, weight=weight, bias=bias)
-    text = RMS_NORM_LINEAR.format(
-        x=from_torch(x.dtype), gamma=from_torch(gamma.dtype), eps=eps, offset=offset,
-        bias="" if bias is None else f", bias: {from_torch(x.dtype)}[N]", plus="" if bias is None else " + bias",
-    )  # fmt: skip
+    template = RMS_NORM_LINEAR if bias is None else RMS_NORM_LINEAR_BIAS
+    text = _text(template, x=x.dtype, gamma=gamma.dtype, eps=eps, offset=offset)
     operands = {"x": _rows(x, weight), "gamma": gamma, "w": weight} | ({} if bias is None else {"bias": bias})
     sizes = {"M": operands["x"].shape[0], "K": weight.shape[1], "N": weight.shape[0]}
     return _run(text, operands, sizes).view(*x.shape[:-1], weight.shape[0])
@@ -56,7 +61,7 @@ def linear_swiglu(x: Tensor, w_gate: Tensor, w_up: Tensor) -> Tensor:
     _same_dtype(x, w_gate=w_gate, w_up=w_up)
     rows = _rows(x, w_gate)
     sizes = {"M": rows.shape[0], "K": w_gate.shape[1], "N": w_gate.shape[0]}
-    y = _run(LINEAR_SWIGLU.format(x=from_torch(x.dtype)), {"x": rows, "w_gate": w_gate, "w_up": w_up}, sizes)
+    y = _run(_text(LINEAR_SWIGLU, x=x.dtype), {"x": rows, "w_gate": w_gate, "w_up": w_up}, sizes)
     return y.view(*x.shape[:-1], w_gate.shape[0])
 
 
@@ -73,7 +78,7 @@ def linear_cross_entropy(
         raise CodaError.of(f"reduction is {reduction!r}", "'none', 'sum' or 'mean'")
     rows, labels = _rows(x, weight), target.reshape(-1).long()
     sizes = {"M": rows.shape[0], "K": weight.shape[1], "V": weight.shape[0]}
-    text = LINEAR_CROSS_ENTROPY.format(x=from_torch(x.dtype), ignore=ignore_index)
+    text = _text(LINEAR_CROSS_ENTROPY, x=x.dtype, ignore=ignore_index)
     nll = _run(text, {"x": rows, "w": weight, "target": labels}, sizes, memory="low")
     if reduction == "none":
         return nll.view(target.shape)
@@ -104,5 +109,19 @@ def _same_dtype(x: Tensor, **others: Tensor | None) -> None:
 
 def _run(text: str, operands: dict[str, Tensor], sizes: dict[str, int], memory: str = "auto") -> Tensor:
     wrt = tuple(n for n, x in operands.items() if x.requires_grad and torch.is_grad_enabled())
-    options = Options(sizes=tuple(sizes), wrt=wrt, memory=memory)
-    return BLOCK(list(operands.values()), list(sizes.values()), text, options.text())[0]
+    return BLOCK(list(operands.values()), list(sizes.values()), text, _options(tuple(sizes), wrt, memory))[0]
+
+
+# torch.compile takes these two for constants: it cannot look inside.
+
+
+@torch.compiler.assume_constant_result
+def _text(template: str, **values: Any) -> str:
+    """A program with its dtypes and numbers."""
+    names = {n: from_torch(v) if isinstance(v, torch.dtype) else v for n, v in values.items()}
+    return template.format(**names)
+
+
+@torch.compiler.assume_constant_result
+def _options(sizes: tuple[str, ...], wrt: tuple[str, ...], memory: str) -> str:
+    return Options(sizes=sizes, wrt=wrt, memory=memory).text()
