@@ -207,8 +207,8 @@ class HostProgram:
 class _Call:
     def __init__(self, program: HostProgram, inputs: Mapping[str, Any]):
         self.plan, self.library, self.inputs = program.plan, program.library, inputs
-        sizes = bind(self.plan.program, shapes_of(inputs))
-        self.rows, self.columns = (evaluate_size(dim_size(d), sizes) for d in (self.plan.rows, self.plan.columns))
+        self.sizes = bind(self.plan.program, shapes_of(inputs))
+        self.rows, self.columns = (evaluate_size(dim_size(d), self.sizes) for d in (self.plan.rows, self.plan.columns))
 
     def outputs(self) -> dict[str, Tensor]:
         values = self._visit()
@@ -277,6 +277,8 @@ class _Call:
 
     def _entry(self, operand: Operand) -> Entry:
         """As templates/host/bind.h fills it."""
+        if operand.size is not None:
+            return Entry(integer=evaluate_size(operand.size, self.sizes))
         value, default = self.inputs.get(operand.arg), self.plan.arg(operand.arg).default
         if value is None:
             value = operand.identity if default is None else default

@@ -164,6 +164,9 @@ class _Call:
         partials = [self.partials[self.plan.totals[i].access] for i in finishing.partials]
         entries = [Entry(data=x.data_ptr()) for x in partials]
         for operand in finishing.operands:
+            if operand.size is not None:
+                entries.append(Entry(integer=self.size(operand.size)))
+                continue
             value = self.tensors.get(operand.arg)
             if value is None:
                 default = self.plan.arg(operand.arg).default

@@ -228,10 +228,12 @@ def _term(context: Tables, term: Term) -> str:
 
 
 def _operand(context: Tables, plan: Kernel, operand: Operand) -> str:
+    if operand.size is not None:
+        return f"{{-1, -1, -1, Lanes::kNone, -1, 0.0f, {_walk(None)}, 0, {context.extent(operand.size)}}}"
     number, integer = absent(plan.arg(operand.arg), operand.identity)
     dims = f"{_dim(operand.row_dim)}, {_dim(operand.column_dim)}, {_lanes(operand.lanes)}"
     index = context.index(operand.arg)
-    return f"{{{index}, {dims}, {_dim(operand.map)}, {number}, {_walk(operand.walk)}, {integer}}}"
+    return f"{{{index}, {dims}, {_dim(operand.map)}, {number}, {_walk(operand.walk)}, {integer}, {{}}}}"
 
 
 def _store(context: Tables, store: Store) -> str:

@@ -16,8 +16,13 @@ from coda.passes import fuse
 from coda.passes.partition import Kernel as Part
 from coda.passes.partition import Partition
 from coda.target.lower import lower, program_args
+from coda.target.product import MAX_TERMS
 from coda.target.rows import lower_rows
 from coda.target.schedule import Kernel, Schedule, schedule_steps
+
+# The products that one kernel takes, best first: sums, and weights side by side, which need sizes that are numbers;
+# then gate and up alone; then none together.
+MERGES: tuple[dict[str, int], ...] = ({"K": MAX_TERMS, "N": 16}, {"K": MAX_TERMS, "N": 2}, {"N": 2}, {})
 
 
 def lower_program(program: Program) -> Schedule:
@@ -25,29 +30,22 @@ def lower_program(program: Program) -> Schedule:
     try:
         return Schedule.of(lower_kernel(program))
     except CodaError as one:
-        parts = _parts(program)
-        if parts is None:
-            raise
+        refusals = [one]
+    for most in MERGES:
         try:
-            return lower_partition(parts)
-        except CodaError as several:
-            several.source = several.source or one.source
-            raise
+            partition = fuse(program, most=most).forward
+            if len(joined_finishes(partition.kernels)) > 1:
+                return lower_partition(partition)
+        except CodaError as error:
+            error.source = error.source or refusals[0].source
+            refusals.append(error)
+    raise refusals[min(1, len(refusals) - 1)]
 
 
 def lower_kernel(program: Program) -> Kernel:
     """A program as one kernel: a GEMM where it has products, else a row or map kernel."""
     has_products = any(n.op == "dot" for n in program.nodes())
     return lower(program) if has_products else lower_rows(program)
-
-
-def _parts(program: Program) -> Partition | None:
-    """The partition of a program into several kernels; None where it would be one."""
-    try:
-        parts = fuse(program).forward
-        return parts if len(joined_finishes(parts.kernels)) > 1 else None
-    except CodaError:
-        return None
 
 
 def lower_partition(partition: Partition) -> Schedule:

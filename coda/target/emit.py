@@ -474,6 +474,9 @@ def _finish_expression(plan: Tiled, finishing: Finishing, scope: Scope, node: No
         return "int64_t(i)"
     if node.op == "size" and node.attr("expr") == finishing.extent(plan):
         return "p.extent"
+    if node.op == "size" and not node.attr("expr").is_Integer:
+        k = next(i for i, o in enumerate(finishing.operands) if o.size == node.attr("expr"))
+        return f"p.operands[{len(finishing.partials) + k}].integer"
     return scope.expression(node)
 
 

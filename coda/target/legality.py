@@ -385,6 +385,7 @@ def sizes_of(plan: Schedule) -> list[Size]:
     sizes: list[Size] = []
     for step in plan.steps:
         sizes += [dim_size(step.rows), dim_size(step.columns)]
+        sizes += [o.size for f in step.finishings for o in f.operands if o.size is not None]
         if isinstance(step, p.Plan):
             sizes += [dim_size(term.contraction) for term in step.terms]
             continue

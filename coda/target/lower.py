@@ -416,17 +416,22 @@ class _Lowering:
                 )
         values = [value for _, value in results] + list(kept)
         operands = self._operands([leaf for value in values for leaf in leaves_above(value, set(reductions))])
-        stored = tuple((value, output.name, output.type.dtype) for output, value in results)
-        finishing = Finishing(kind, slots, tuple(reductions), operands, stored, kept)
         above = walk(values, lambda n: n in reductions or is_leaf(n))
-        self._check_sizes(above, dim_size(self.columns if kind == "row" else self.rows))
-        return finishing
+        operands += size_operands(above, dim_size(self.columns if kind == "row" else self.rows))
+        stored = tuple((value, output.name, output.type.dtype) for output, value in results)
+        return Finishing(kind, slots, tuple(reductions), operands, stored, kept)
 
     def _check_sizes(self, nodes: list[Node], *known: Size) -> None:
         """A kernel is told the size that its reductions run over, and no other."""
         for node in nodes:
             if node.op == "size" and not node.attr("expr").is_Integer and node.attr("expr") not in known:
                 raise _fail(f"the size {node.attr('expr')} is not known to the kernel", node, "pass it as a scalar")
+
+
+def size_operands(nodes: list[Node], known: Size) -> tuple[Operand, ...]:
+    """The sizes that a finish kernel is told, besides the one that its reductions run over."""
+    sizes = dict.fromkeys(n.attr("expr") for n in nodes if n.op == "size")
+    return tuple(Operand("", Space.UNIFORM, I64, size=s) for s in sizes if not s.is_Integer and s != known)
 
 
 # Operations without a C++ expression that are lowered by what they are; reductions are judged by their kind.

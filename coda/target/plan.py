@@ -83,7 +83,8 @@ class Walk:
 class Operand:
     """An entry of ``Launch.operands``: parameter ``arg`` read by the epilogue. ``row_dim``/``column_dim`` are the
     tensor dims that carry rows and columns (None: broadcast). A TILE operand is fetched through TMA map ``map``
-    (its index in ``Launch.tiles``)."""
+    (its index in ``Launch.tiles``). ``size``: not a parameter, but a size as a number; its ``arg`` is "".
+    """
 
     arg: str
     space: Space
@@ -95,6 +96,7 @@ class Operand:
     map: int | None = None
     walk: Walk | None = None  # head-wise kernels: how rows, heads and columns step through the tensor
     gathered: bool = False  # a table [P, columns] whose rows are selected by a position
+    size: Size | None = None
 
 
 @dataclass(frozen=True)

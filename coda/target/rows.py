@@ -14,13 +14,13 @@ import sympy
 
 from coda.dtypes import BF16, BOOL, F16, F32, I32, I64
 from coda.errors import CodaError, Diagnostic
-from coda.ir import Axis, Dim, Node, Output, Param, Program, rewrite
+from coda.ir import Axis, Dim, Node, Output, Param, Program, dim_size, rewrite
 from coda.ops import OPS, build
 from coda.ops.reduce import REDUCTIONS
 from coda.passes.lanes import unroll_lanes
 from coda.passes.pieces import cut_pieces
 from coda.target.loops import Tensor, is_leaf, joined, tensor_of
-from coda.target.lower import program_args, walk
+from coda.target.lower import program_args, size_operands, walk
 from coda.target.plan import Finishing, Operand, Space, Store
 from coda.target.rowplan import MAX_LEVELS, Access, Reading, RowPlan, Total, Writing
 
@@ -361,6 +361,7 @@ class _RowLowering:
             if ready:
                 above = walk([v for _, v, _ in ready], lambda n: n in reductions or is_leaf(n))  # noqa: B023
                 operands = self._operands(n for n in above if is_leaf(n))
+                operands += size_operands(above, dim_size(tuple(a for level in self.levels for a in level)))
                 results = tuple((v, o.into or o.name, o.type.dtype) for o, v, _ in ready)
                 result.append(Finishing(kind, tuple(slots), tuple(reductions), operands, results))
         return tuple(result)

@@ -1,5 +1,6 @@
 // From views to what a kernel reads: operand and output records, tensor maps.
 #pragma once
+#include "checks.h"
 #include "device.h"
 
 namespace coda::host {
@@ -152,8 +153,9 @@ inline bool read_scalar(View const& v, coda::Operand& o) {
 }
 
 // `columns`: of one lane.
-inline int bind_operand(Program const& program, View const* views, int64_t columns, Operand const& spec,
-                        coda::Operand& o) {
+inline int bind_operand(Program const& program, View const* views, Sizes const& sizes, int64_t columns,
+                        Operand const& spec, coda::Operand& o) {
+  if (spec.arg < 0) return o.integer = sizes.value(spec.size), CODA_OK;
   View const& v = views[spec.arg];
   o.value = spec.absent;
   o.integer = spec.absent_integer;

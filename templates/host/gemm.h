@@ -40,7 +40,7 @@ int launch_gemm(Call& call, DeviceState const& device, cudaStream_t stream) {
   }
   for (int i = 0; i < gemm.operand_count; ++i) {
     Operand const& spec = gemm.operands[i];
-    if (int status = bind_operand(program, call.views, call.columns, spec, p.operands[i])) return status;
+    if (int status = bind_operand(program, call.views, call.sizes, call.columns, spec, p.operands[i])) return status;
     if (spec.map < 0 || !frame.views[spec.arg].present) continue;
     if (int status = bind_tile_map(frame, spec, p.tiles[spec.map])) return status;
   }
@@ -66,9 +66,9 @@ int launch_finish(Call const& call, Finishing const& finishing, cudaStream_t str
   for (int i = 0; i < finishing.partial_count; ++i)
     p.operands[i] = partial_operand(slot(call, finishing.partials[i]), finishing.kind, p.length);
   for (int i = 0; i < finishing.operand_count; ++i) {
+    Operand const& spec = finishing.operands[i];
     coda::Operand& operand = p.operands[finishing.partial_count + i];
-    if (int status = bind_operand(*call.program, call.views, call.columns, finishing.operands[i], operand))
-      return status;
+    if (int status = bind_operand(*call.program, call.views, call.sizes, call.columns, spec, operand)) return status;
   }
   for (int i = 0; i < finishing.result_count; ++i)
     p.outputs[i] = bind_output(call.views, call.columns, finishing.results[i]);

@@ -77,6 +77,7 @@ struct Operand {
   float absent;  // value of an absent optional operand, or the default
   Walk walk;
   int64_t absent_integer;  // as `absent`, of an integer operand
+  Extent size;             // the number that an operand stands for which is no argument (arg -1)
 };
 
 enum class StoreKind : uint8_t { kTile, kRow, kColumn, kHead, kPick, kTotal };

@@ -1,0 +1,104 @@
+"""Artifacts of several kernels on the device: blocks forward and backward, one call each."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+
+import pytest
+import torch
+
+import coda
+from coda.frontend import load_path
+from coda.ir import Program
+from coda.passes import derive
+from coda.runtime.binding import bind, shapes_of
+from coda.runtime.compare import compare
+from coda.runtime.inputs import poisoned_outputs, random_inputs
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+NAMES = ("mlp_block", "llama3_mlp", "phi3_mlp", "t5_ff", "gemma2_mlp", "gemma2_logits", "gpt2_mlp", "vit_mlp")
+# Sizes by axis; columns of weights are multiples of eight, the rest is not round.
+SMALL = {"M": 129, "B": 3, "T": 43, "D": 264, "F": 520, "A": 136, "V": 1000}
+LARGE = {"M": 4096, "B": 2, "T": 2048, "D": 2048, "F": 8192, "A": 2048, "V": 32000}
+
+
+@lru_cache
+def programs() -> dict[str, Program]:
+    return {n: p for f in sorted(EXAMPLES.glob("*_block.coda")) for n, p in load_path(f).programs.items()}
+
+
+@lru_cache
+def compiled(name: str, backward: bool) -> coda.CompiledProgram:
+    """Strict, so that a test cannot pass on a fallback."""
+    program = programs()[name]
+    if backward:
+        program = derive(program)[0].backward
+    return coda.compile(program, fallback="strict")
+
+
+def sizes_of(program: Program, sizes: dict[str, int]) -> dict[str, int]:
+    return {a.name: sizes.get(a.name, 8) for a in program.free_axes}
+
+
+def run(call: coda.CompiledProgram, inputs: dict, sizes: dict[str, int]) -> dict[str, torch.Tensor]:
+    """Outputs by name, written into poisoned memory, with the inputs proven unchanged."""
+    before = {k: v.clone() for k, v in inputs.items() if isinstance(v, torch.Tensor)}
+    out = poisoned_outputs(call.program, bind(call.program, shapes_of(inputs), sizes), "cuda")
+    call.dims.update(sizes)
+    call(**inputs, out=out)
+    assert call.last_route is not None and call.last_route.kind == "kernel"
+    assert all(torch.equal(x, inputs[name]) for name, x in before.items())
+    return out
+
+
+@pytest.mark.parametrize("sizes", [SMALL, LARGE], ids=["small", "large"])
+@pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
+@pytest.mark.parametrize("name", NAMES)
+def test_block(name: str, backward: bool, sizes: dict[str, int]) -> None:
+    call = compiled(name, backward)
+    chosen = sizes_of(call.program, sizes)
+    inputs = random_inputs(call.program, chosen, 1, "cuda")
+    out = run(call, inputs, chosen)
+    result = compare(call.program, inputs, out, dims=chosen)
+    assert result.ok, f"{name} {chosen}\n{result}"
+    for _ in range(5):
+        again = run(call, inputs, chosen)
+        assert all(torch.equal(out[o], again[o]) for o in out), "two calls differ"
+
+
+@pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
+@pytest.mark.parametrize("name", ["mlp_block", "gemma2_mlp", "gpt2_mlp"])
+def test_a_block_is_one_graph(name: str, backward: bool) -> None:
+    """Capture, then replay with new data; the workspace belongs to the graph's pool."""
+    call = compiled(name, backward)
+    sizes = sizes_of(call.program, SMALL)
+    inputs = random_inputs(call.program, sizes, 1, "cuda")
+    out = run(call, inputs, sizes)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call(**inputs, out=out)
+    fresh = random_inputs(call.program, sizes, 2, "cuda")
+    for k, x in inputs.items():
+        if isinstance(x, torch.Tensor):
+            x.copy_(fresh[k])
+    graph.replay()
+    torch.cuda.synchronize()
+    want = run(call, fresh, sizes)
+    assert all(torch.equal(out[o], want[o]) for o in want)
+
+
+def test_two_streams_have_workspaces_of_their_own() -> None:
+    call = compiled("mlp_block", False)
+    sizes = sizes_of(call.program, LARGE)
+    inputs = [random_inputs(call.program, sizes, seed, "cuda") for seed in (1, 2)]
+    want = [call(**x) for x in inputs]
+    torch.cuda.synchronize()
+    streams = [torch.cuda.Stream(), torch.cuda.Stream()]
+    for _ in range(10):
+        got = []
+        for stream, x in zip(streams, inputs, strict=True):
+            with torch.cuda.stream(stream):
+                got.append(call(**x))
+        torch.cuda.synchronize()
+        assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
