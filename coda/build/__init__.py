@@ -35,12 +35,17 @@ Tiles = Sequence[Tile | str] | Tile | str | None
 
 
 def artifact(
-    program: Program, dims: Mapping[str, int] | None = None, tile: Tiles = None, progress: Progress | None = None
+    program: Program,
+    dims: Mapping[str, int] | None = None,
+    tile: Tiles = None,
+    progress: Progress | None = None,
+    numerics: str = "fused",
 ) -> Artifact:
     """The loaded kernels of a program, from the cache or built now. ``dims`` guide the choice of the tiles."""
     from coda.runtime.library import Artifact
 
-    return Artifact(library(as_schedule(program), tile, dims, DEFAULT_ARCH, progress), program=program)
+    schedule = lower_program(program, numerics)
+    return Artifact(library(schedule, tile, dims, DEFAULT_ARCH, progress), program=program)
 
 
 def load(path: str | Path) -> Artifact:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,7 +60,7 @@ def compile(
 
         ir = round_as_eager(ir)
     never = str(device) == "cpu"
-    compiled = CompiledProgram(ir, dims, tile, fallback, None if never else _build)
+    compiled = CompiledProgram(ir, dims, tile, fallback, None if never else partial(_build, numerics=numerics))
     if device is not None and not never:
         compiled.warmup(device)
     return compiled
@@ -77,10 +78,10 @@ def load(path: str | Path, *, fallback: str = "copy") -> CompiledProgram:
     return CompiledProgram(artifact.program, fallback=fallback, artifact=artifact)
 
 
-def _build(program: Program, dims: Mapping[str, int], tile: str | None) -> Artifact:
+def _build(program: Program, dims: Mapping[str, int], tile: str | None, numerics: str) -> Artifact:
     from coda.build import artifact
 
-    return artifact(program, dims, tile)
+    return artifact(program, dims, tile, numerics=numerics)
 
 
 def _choose(module: Module, name: str | None) -> Program:

@@ -25,15 +25,16 @@ from coda.target.schedule import Kernel, Schedule, schedule_steps
 MERGES: tuple[dict[str, int], ...] = ({"K": MAX_TERMS, "N": 16}, {"K": MAX_TERMS, "N": 2}, {"N": 2}, {})
 
 
-def lower_program(program: Program) -> Schedule:
-    """The kernels of a program. Raises CodaError that says why where it cannot be lowered."""
+def lower_program(program: Program, numerics: str = "fused") -> Schedule:
+    """The kernels of a program. Raises CodaError that says why where it cannot be lowered. ``numerics`` is that of the
+    passes that cut it: where it is eager, no rounding moves."""
     try:
         return Schedule.of(lower_kernel(program))
     except CodaError as one:
         refusals = [one]
     for most in MERGES:
         try:
-            partition = fuse(program, most=most).forward
+            partition = fuse(program, numerics=numerics, most=most).forward
             if len(joined_finishes(partition.kernels)) > 1:
                 return lower_partition(partition)
         except CodaError as error:
