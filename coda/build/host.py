@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from coda.build.describe import Metadata, argument_text, describe, signature
 from coda.build.row_tables import row_launch, row_tables
 from coda.build.tables import Tables, absent, extent, reference, string, table
+from coda.errors import CodaError
 from coda.ir import dim_size
 from coda.ops.reduce import REDUCTIONS
 from coda.resources import templates_dir
@@ -32,6 +33,7 @@ from coda.target.requirements import Checks, Requirement
 from coda.target.rowplan import ROW_THREADS, RowPlan
 from coda.target.schedule import Assembly, Kernel, Schedule, Temporary
 
+MAX_TENSORS, MAX_KERNELS = 128, 256  # kMaxTensors, kMaxKernels of tables.h
 FINISH_BLOCK = 32 * 16  # threads of a finish kernel
 
 
@@ -131,7 +133,14 @@ int {name}_warmup(int device) {{ return warmup({program}, device); }}
 def _program(assembly: Assembly, kernels: _Kernels) -> str:
     plan = assembly.schedule
     facts = checks(plan)
-    context = Tables(facts, [*(a.name for a in plan.args), *(t.name for t in plan.temporaries)], kernels.index)
+    tensors = [*(a.name for a in plan.args), *(t.name for t in plan.temporaries)]
+    if len(tensors) > MAX_TENSORS or len(kernels.found) > MAX_KERNELS:
+        raise CodaError.of(
+            f"'{plan.name}' has {len(tensors)} tensors and {len(kernels.found)} kernels; an artifact has up to "
+            f"{MAX_TENSORS} and {MAX_KERNELS}",
+            "cut it into several programs",
+        )
+    context = Tables(facts, tensors, kernels.index)
     counted = partial_step(plan)
     fields = [
         f"{string(plan.name)}, {string(argument_count(plan, 0).removesuffix(', got 0'))}, &image",

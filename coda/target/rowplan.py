@@ -133,7 +133,7 @@ class RowPlan:
         counts = (1, 2) if self.kind == "map" else (1, 2, 4)
         fitting = [n for n in counts if n == 1 or n * words <= HELD_WORDS]
         any_layout = 1 if self.kind == "map" else 4 if self.column_totals else 0
-        stem = f"{self.name}_{self.kind}"
+        stem = f"{self.name.removesuffix(f'_{self.kind}')}_{self.kind}"
         held = (RowVariant(f"{stem}_{n}", n, True) for n in fitting)
         return (*held, RowVariant(f"{stem}_any", any_layout, False))
 

@@ -58,4 +58,5 @@ def parse_tile(text: str) -> Tile:
 
 def variants(plan: Plan, tiles: Sequence[Tile]) -> list[Variant]:
     """The plan at each tile, with its kernel's symbol."""
-    return [Variant(plan, t, f"{plan.name}_gemm_{t.name}") for t in tiles]
+    stem = plan.name.removesuffix("_gemm")  # kernels of a block are called so
+    return [Variant(plan, t, f"{stem}_gemm_{t.name}") for t in tiles]

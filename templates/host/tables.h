@@ -16,7 +16,7 @@ constexpr int kMaxOffsets = 3;
 constexpr int kMaxSpaces = 4;
 constexpr int kMaxRank = 8;
 constexpr int kMaxVariables = 32;
-constexpr int kMaxKernels = 64;
+constexpr int kMaxKernels = 256;
 constexpr int kMaxDevices = 64;
 constexpr int kBand = 16;  // rows of a partial of a column reduction: those of one warp
 

@@ -86,14 +86,14 @@ def test_variant_by_the_length_of_a_row(width: int, kernel: str, block: list[int
     record = started("softmax")
     x, p, lse = zeros(40, width), zeros(40, width), zeros(40, dtype=F32)
     assert record.run([x, p, lse]) == 0, record.error
-    assert shapes(record) == [(f"softmax_row_row_{kernel}", [-(-40 // block[1]), 1, 1], block)]
+    assert shapes(record) == [(f"softmax_row_{kernel}", [-(-40 // block[1]), 1, 1], block)]
 
 
 def test_unaligned_rows_take_the_kernel_for_any_layout() -> None:
     record = started("softmax")
     wide = zeros(40, 136)
     assert record.run([wide[:, 1:129], zeros(40, 128), zeros(40, dtype=F32)]) == 0, record.error
-    assert launches(record)[0]["kernel"] == "softmax_row_row_any"
+    assert launches(record)[0]["kernel"] == "softmax_row_any"
 
 
 def test_strides_of_rows_and_tables() -> None:

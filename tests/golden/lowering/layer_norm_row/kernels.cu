@@ -73,7 +73,7 @@ struct Body {
 
 }  // namespace layer_norm_row
 
-CODA_ROW_KERNEL(layer_norm_row_row_1, layer_norm_row::Body, 1, true)
-CODA_ROW_KERNEL(layer_norm_row_row_2, layer_norm_row::Body, 2, true)
-CODA_ROW_KERNEL(layer_norm_row_row_4, layer_norm_row::Body, 4, true)
-CODA_ROW_KERNEL(layer_norm_row_row_any, layer_norm_row::Body, 0, false)
+CODA_ROW_KERNEL(layer_norm_row_1, layer_norm_row::Body, 1, true)
+CODA_ROW_KERNEL(layer_norm_row_2, layer_norm_row::Body, 2, true)
+CODA_ROW_KERNEL(layer_norm_row_4, layer_norm_row::Body, 4, true)
+CODA_ROW_KERNEL(layer_norm_row_any, layer_norm_row::Body, 0, false)

@@ -52,7 +52,7 @@ struct Body {
 
 }  // namespace rms_norm_row
 
-CODA_ROW_KERNEL(rms_norm_row_row_1, rms_norm_row::Body, 1, true)
-CODA_ROW_KERNEL(rms_norm_row_row_2, rms_norm_row::Body, 2, true)
-CODA_ROW_KERNEL(rms_norm_row_row_4, rms_norm_row::Body, 4, true)
-CODA_ROW_KERNEL(rms_norm_row_row_any, rms_norm_row::Body, 0, false)
+CODA_ROW_KERNEL(rms_norm_row_1, rms_norm_row::Body, 1, true)
+CODA_ROW_KERNEL(rms_norm_row_2, rms_norm_row::Body, 2, true)
+CODA_ROW_KERNEL(rms_norm_row_4, rms_norm_row::Body, 4, true)
+CODA_ROW_KERNEL(rms_norm_row_any, rms_norm_row::Body, 0, false)

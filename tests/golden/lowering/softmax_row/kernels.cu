@@ -46,7 +46,7 @@ struct Body {
 
 }  // namespace softmax_row
 
-CODA_ROW_KERNEL(softmax_row_row_1, softmax_row::Body, 1, true)
-CODA_ROW_KERNEL(softmax_row_row_2, softmax_row::Body, 2, true)
-CODA_ROW_KERNEL(softmax_row_row_4, softmax_row::Body, 4, true)
-CODA_ROW_KERNEL(softmax_row_row_any, softmax_row::Body, 0, false)
+CODA_ROW_KERNEL(softmax_row_1, softmax_row::Body, 1, true)
+CODA_ROW_KERNEL(softmax_row_2, softmax_row::Body, 2, true)
+CODA_ROW_KERNEL(softmax_row_4, softmax_row::Body, 4, true)
+CODA_ROW_KERNEL(softmax_row_any, softmax_row::Body, 0, false)
