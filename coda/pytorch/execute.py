@@ -18,6 +18,9 @@ from coda.runtime.api import compile
 from coda.runtime.callable import CompiledProgram
 from coda.runtime.reference import evaluate_sized
 from coda.target.blocks import joined_finishes, lower_kernel, lower_program
+from coda.target.product import MAX_TERMS
+
+MERGED = {"K": MAX_TERMS, "N": 16}  # the products that one kernel takes, by kind (see merge.py)
 
 
 def execute(program: Program, inputs: Mapping[str, Tensor], sizes: Mapping[str, int], layout: str) -> dict[str, Tensor]:
@@ -53,7 +56,7 @@ def steps(program: Program, layout: str) -> tuple[Step, ...]:
     if (reason := refusal(program, whole=True)) is None:
         return (Step(program, layout, None),)
     try:
-        parts = joined_finishes(partition(program).kernels)
+        parts = joined_finishes(partition(program, MERGED).kernels)
     except CodaError:
         return (Step(program, layout, reason),)
     return tuple(Step(part, layout, refusal(part)) for part in parts)

@@ -2,8 +2,8 @@
 
 Attention, embeddings, losses and whatever is not translated are barriers. Behind a barrier that a product leads to a
 new *level* begins; operations of one level that are connected are a region. What comes before any product (a norm, a
-scaled embedding) belongs to the first level that reads it. Views and widening casts at the rim stay outside: there they
-cost nothing. A region is convex, so that it can be one operation of the graph, and it reads no memory that anyone
+scaled embedding) belongs to the first level that reads it. Views and widening casts at the rim stay outside where
+they cost nothing. A region is convex, so that it can be one operation of the graph, and it reads no memory that anyone
 writes.
 """
 
@@ -147,10 +147,21 @@ class _Finder:
         nodes = set(nodes)
         while True:
             first = {n for n in nodes if is_view(n) and not any(a in nodes for a in n.all_input_nodes)}
-            last = {n for n in nodes if kind(n) in ("view", "widening") and not any(u in nodes for u in n.users)}
+            last = {n for n in nodes if not any(u in nodes for u in n.users) and self.is_loose(n, nodes)}
             if not first | last:
                 return nodes
             nodes -= first | last
+
+    def is_loose(self, node: fx.Node, nodes: set[fx.Node]) -> bool:
+        """Whether a last operation is better left outside: a widening cast, a view of one, or a view of what is
+        returned anyway. The only view of a result stays: it may say what the heads are."""
+        if kind(node) != "view":
+            return kind(node) == "widening"
+        (operand, *_) = node.all_input_nodes
+        if self.is_loose(operand, nodes):
+            return True
+        others = [u for u in operand.users if u is not node]
+        return any(u not in nodes or not any(v in nodes for v in u.users) for u in others)
 
     def convex(self, nodes: set[fx.Node]) -> set[fx.Node]:
         """Without the operations from which a path leaves the region and comes back. These come before products."""

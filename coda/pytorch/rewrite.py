@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import operator
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import sympy
@@ -14,11 +16,13 @@ from coda.pytorch.aten import kind, operation
 from coda.pytorch.block import Options
 from coda.pytorch.config import Config
 from coda.pytorch.graph import Aliases, bodies, chains, sort, weights, with_gradient
+from coda.pytorch.normal import Positions
 from coda.pytorch.op import BLOCK
 from coda.pytorch.refusal import Refusal
 from coda.pytorch.regions import Region, find_regions
 from coda.pytorch.translate import Translation, translate
 
+ATEN = torch.ops.aten
 MOST_RETRIES = 32
 SHARED = "memory that it shares is written in place, or its dtype has no place in a program"
 SHOWN = ("pointwise", "norm", "reduction")
@@ -88,7 +92,7 @@ def plan(graph: fx.Graph, config: Config, differentiable: set[fx.Node]) -> Rewri
 def _translated(graph: fx.Graph, region: Region, config: Config, differentiable: set[fx.Node]) -> Fused:
     if len(region.products) == 1 and all(kind(n) in ("product", "view", "cast") for n in region.nodes):
         raise Refusal("a product by itself: there is nothing to fuse with it")
-    made = translate(region.nodes, region.outputs, weights(graph), config.numerics)
+    made = translate(region.nodes, region.outputs, weights(graph), differentiable, config.numerics)
     for size in made.sizes.values():
         if not size.is_Integer and size_source(graph, made, size) is None:
             raise Refusal(f"the size {size} of a dim is not that of an operand")
@@ -128,16 +132,18 @@ def _replace(graph: fx.Graph, fused: Fused, replaced: dict[fx.Node, fx.Node]) ->
     with graph.inserting_after(last):
         anchor = graph.call_function(operator.getitem, ((), 0))  # a place to insert before
     with graph.inserting_before(anchor):
-        tensors = [replaced.get(n, n) for n in made.tensors] + [_scalar(graph, n) for n in made.scalars]
-        sizes = [_size(graph, made, s, replaced) for s in made.sizes.values()]
-        call = graph.call_function(BLOCK, (tensors, sizes, fused.text, fused.options.text()))
+        sizes = {name: _size(graph, made, s, replaced) for name, s in made.sizes.items()}
+        tensors = [replaced.get(n, n) for n in made.tensors]
+        tensors += [_positions(graph, p, sizes, tensors[0]) for p in made.positions]
+        tensors += [_scalar(graph, n) for n in made.scalars]
+        call = graph.call_function(BLOCK, (tensors, list(sizes.values()), fused.text, fused.options.text()))
         for meta in ("recompute", "ac_graph_id", "seq_nr"):
             if meta in last.meta:
                 call.meta[meta] = last.meta[meta]
         for i, result in enumerate(made.results):
             value = graph.call_function(operator.getitem, (call, i))
             if result.order != tuple(range(len(result.order))):
-                value = graph.call_function(torch.ops.aten.permute.default, (value, list(result.order)))
+                value = graph.call_function(ATEN.permute.default, (value, list(result.order)))
             value.meta["val"] = result.fx.meta["val"]
             replaced[result.fx] = value
     graph.erase_node(anchor)
@@ -152,7 +158,19 @@ def _replace(graph: fx.Graph, fused: Fused, replaced: dict[fx.Node, fx.Node]) ->
 def _scalar(graph: fx.Graph, number: fx.Node) -> fx.Node:
     """A number of the graph as a tensor of one element: Dynamo reads it from one."""
     (source,) = number.all_input_nodes
-    return graph.call_function(torch.ops.aten.to.dtype, (source, torch.float32))
+    return graph.call_function(ATEN.to.dtype, (source, torch.float32))
+
+
+def _positions(graph: fx.Graph, positions: Positions, sizes: Mapping[str, int | fx.Node], like: fx.Node) -> fx.Node:
+    """For each row the row of the table: counted over the axes that the table has, constant along the others."""
+    own = [sizes[a.name] for a in positions.own]
+    count = functools.reduce(lambda a, b: graph.call_function(operator.mul, (a, b)), own)
+    index = graph.call_function(ATEN.arange.default, (count,), {"device": like.meta["val"].device})
+    index = graph.call_function(
+        ATEN.view.default, (index, [sizes[a.name] if a in positions.own else 1 for a in positions.rows])
+    )
+    index = graph.call_function(ATEN.expand.default, (index, [sizes[a.name] for a in positions.rows]))
+    return graph.call_function(ATEN.reshape.default, (index, [-1]))
 
 
 def _size(graph: fx.Graph, made: Translation, size: sympy.Expr, replaced: dict[fx.Node, fx.Node]) -> int | fx.Node:
@@ -161,4 +179,4 @@ def _size(graph: fx.Graph, made: Translation, size: sympy.Expr, replaced: dict[f
     source = size_source(graph, made, size)
     assert source is not None
     node, dim = source
-    return node if dim is None else graph.call_function(torch.ops.aten.sym_size.int, (replaced.get(node, node), dim))
+    return node if dim is None else graph.call_function(ATEN.sym_size.int, (replaced.get(node, node), dim))

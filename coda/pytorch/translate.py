@@ -13,8 +13,9 @@ or a layer. Two things differ between the languages:
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import sympy
@@ -30,6 +31,7 @@ from coda.passes.axes import conform
 from coda.passes.naming import Fresh
 from coda.pytorch.aten import handler, is_view, kind
 from coda.pytorch.cells import Cell, Cells, Dims, Group
+from coda.pytorch.normal import Positions, distribute, tables
 from coda.pytorch.refusal import Refusal
 from coda.pytorch.values import Value, dtype_of, memory_order, shape_of
 
@@ -52,19 +54,20 @@ class Translation:
     program: Program
     tensors: tuple[fx.Node, ...]
     scalars: tuple[fx.Node, ...]
+    positions: tuple[Positions, ...]  # their parameters come between those of tensors and scalars
     sizes: dict[str, sympy.Expr]
     results: tuple[Result, ...]
-    products: dict[fx.Node, Node]
-
-    def param(self, node: fx.Node) -> str:
-        return self.program.params[self.tensors.index(node)].name
 
 
 def translate(
-    nodes: Sequence[fx.Node], outputs: Sequence[fx.Node], weights: Collection[fx.Node], numerics: str = "fused"
+    nodes: Sequence[fx.Node],
+    outputs: Sequence[fx.Node],
+    weights: Collection[fx.Node],
+    differentiable: Collection[fx.Node] = (),
+    numerics: str = "fused",
 ) -> Translation:
     """The program of some nodes of a graph, given in order. Raises Refusal where they have none."""
-    return Translator(list(nodes), list(outputs), weights, numerics).run()
+    return Translator(list(nodes), list(outputs), weights, differentiable, numerics).run()
 
 
 @dataclass
@@ -74,15 +77,16 @@ class Translator:
     nodes: list[fx.Node]
     outputs: list[fx.Node]
     weights: Collection[fx.Node]
+    differentiable: Collection[fx.Node]
     numerics: str
     cells: Cells = field(default_factory=Cells)
     values: dict[fx.Node, Value] = field(default_factory=dict)
+    columns: dict[fx.Node, list[Group]] = field(default_factory=dict)  # of the products that read a matrix
     parts: dict[fx.Node, list[Value]] = field(default_factory=dict)  # of what has several results
     leaves: dict[fx.Node, Dims] = field(default_factory=dict)
     params: dict[fx.Node, Param] = field(default_factory=dict)
     axes: dict[str, Axis] = field(default_factory=dict)
     extents: dict[str, sympy.Expr] = field(default_factory=dict)  # of the axes, in this graph
-    products: dict[fx.Node, Node] = field(default_factory=dict)
     building: bool = False
 
     def __post_init__(self) -> None:
@@ -93,6 +97,7 @@ class Translator:
         while True:
             self.cells.learnt = False
             self.walk()
+            self.align_heads()
             if not self.cells.learnt:
                 break
         self.building = True
@@ -100,7 +105,7 @@ class Translator:
         return self.translation()
 
     def walk(self) -> None:
-        self.values = {}
+        self.values, self.columns = {}, defaultdict(list)
         for node in self.nodes:
             try:
                 self.values[node] = self.translated(node)
@@ -113,6 +118,15 @@ class Translator:
         if handle is None:
             raise Refusal(f"{node.target} is not translated")
         return self.rounded(node, handle(self, node, *node.args, **node.kwargs))
+
+    def align_heads(self) -> None:
+        """Products that read one matrix and have heads of one size: q, k and v. Nothing in the region says that their
+        heads are over one axis, but then their weights can lie side by side."""
+        for columns in self.columns.values():
+            heads = [g for g in map(self.cells.resolve, columns) if len(g) == 2]
+            for group in heads[1:]:
+                if group[1].size == heads[0][1].size:
+                    self.cells.unify(group[1:], heads[0][1:])
 
     # What handlers ask for.
 
@@ -261,9 +275,14 @@ class Translator:
         order = list(self.params)
         tensors = [n for n in order if isinstance(n.meta["val"], torch.Tensor)]
         scalars = [n for n in order if n not in tensors]
-        program = Program.of("region", [self.params[n] for n in (*tensors, *scalars)], outputs)
+        plain = distribute(Program.of("region", [self.params[n] for n in tensors], outputs))
+        constant = {self.params[n].name for n in tensors if n not in self.differentiable}
+        program, positions, was = tables(plain, constant)
+        for name, axes in was.items():
+            self.extents[name] = sympy.Mul(*(self.extents[a.name] for a in axes))
+        program = replace(program, params=(*program.params, *(self.params[n] for n in scalars)))
         free = {a.name: self.extents[a.name] for a in program.axes if a.is_free}
-        return Translation(program, tuple(tensors), tuple(scalars), free, tuple(results), dict(self.products))
+        return Translation(program, tuple(tensors), tuple(scalars), tuple(positions), free, tuple(results))
 
     def output(self, node: fx.Node) -> tuple[Result, Output]:
         value = self.values[node]

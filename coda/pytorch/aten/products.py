@@ -54,16 +54,14 @@ def product(t: Translator, node: fx.Node, x: Any, weight: Value) -> Value:
     value, dtype = t.value(x), dtype_of(x)
     inner, columns = weight.dims
     t.cells.unify(inner, value.dims[-1])
+    t.columns[x].append(columns)
     dims: Dims = (*value.dims[:-1], columns)
     if not any(dims[:-1]) or not columns or not inner:
         raise Refusal("a product with a dim of size 1 is not translated")
     if not t.building:
         return Value(dims)
     assert dtype is not None
-    dot = t.emit("dot", t.matrix(value, 1, dtype), t.matrix(weight, 1, dtype))
-    assert dot is not None
-    t.products[node] = dot
-    return Value(dims, dot)
+    return Value(dims, t.emit("dot", t.matrix(value, 1, dtype), t.matrix(weight, 1, dtype)))
 
 
 def biased(t: Translator, y: Value, bias: Any) -> Value:
