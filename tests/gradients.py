@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -53,3 +54,9 @@ def check_gradients(
         expected = torch.zeros_like(got[output]) if expected is None else expected
         torch.testing.assert_close(got[output], expected, rtol=rtol, atol=1e-9, msg=lambda m, p=param: f"{p}: {m}")
     return backward
+
+
+def without_lines(*notes: object) -> str:
+    """Notes as comments. Equal values of other programs share nodes, so in a long run of tests a derived value may have
+    been written elsewhere first; the places that users see are tested by themselves."""
+    return "".join(f"# {re.sub(r' \(line [0-9]+\)', '', str(note))}\n" for note in notes)

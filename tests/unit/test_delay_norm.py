@@ -17,7 +17,7 @@ from coda.runtime.compare import compare
 from coda.runtime.inputs import random_inputs
 from coda.runtime.reference import evaluate
 from coda.verify import verify
-from tests.gradients import check_gradients
+from tests.gradients import check_gradients, without_lines
 from tests.support import program
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -152,7 +152,7 @@ def test_blocks(name, golden):
     plain, more = delay_norm(backward.backward)
     verify(plain)
     text = "".join(f"{print_program(p)}\n" for p in (backward.forward, plain))
-    golden(f"backward/{name}_delayed.coda", text + "".join(f"# {n}\n" for n in (*notes, *backward.notes, *more)))
+    golden(f"backward/{name}_delayed.coda", text + without_lines(*notes, *backward.notes, *more))
 
 
 def test_gradients_of_the_delayed_program_are_those_of_the_original():

@@ -17,7 +17,7 @@ from coda.passes.differentiate import differentiate
 from coda.printer import print_program
 from coda.runtime.inputs import random_inputs
 from coda.runtime.reference import evaluate
-from tests.gradients import autograd, check_gradients, check_text
+from tests.gradients import autograd, check_gradients, check_text, without_lines
 from tests.programs import tour
 from tests.support import program
 
@@ -62,7 +62,7 @@ def test_tour(name):
 )
 def test_text(name, golden):
     backward = differentiate(only(EXAMPLES[name]))
-    notes = "".join(f"# {n}\n" for n in backward.notes)
+    notes = without_lines(*backward.notes)
     golden(f"backward/{name}.coda", f"{print_program(backward.forward)}{notes}\n{print_program(backward.backward)}")
 
 
