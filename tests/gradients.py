@@ -59,4 +59,4 @@ def check_gradients(
 def without_lines(*notes: object) -> str:
     """Notes as comments. Equal values of other programs share nodes, so in a long run of tests a derived value may have
     been written elsewhere first; the places that users see are tested by themselves."""
-    return "".join(f"# {re.sub(r' \(line [0-9]+\)', '', str(note))}\n" for note in notes)
+    return "".join("# " + re.sub(r" \(line [0-9]+\)", "", str(note)) + "\n" for note in notes)
