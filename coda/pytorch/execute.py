@@ -12,9 +12,10 @@ from functools import cache
 from torch import Tensor
 
 from coda.errors import CodaError
-from coda.ir import Program
+from coda.ir import Program, Type
 from coda.passes.partition import partition
 from coda.runtime.api import compile
+from coda.runtime.binding import evaluate_size, type_shape
 from coda.runtime.callable import CompiledProgram
 from coda.runtime.reference import evaluate_sized
 from coda.target.blocks import joined_finishes, lower_kernel, lower_program
@@ -27,6 +28,13 @@ def execute(program: Program, inputs: Mapping[str, Tensor], sizes: Mapping[str, 
     """The outputs by name, each with the shape of its type."""
     if not any(x.is_cuda for x in inputs.values()):
         return evaluate_sized(program, inputs, sizes)
+    return run_steps(program, inputs, sizes, layout)
+
+
+def run_steps(
+    program: Program, inputs: Mapping[str, Tensor], sizes: Mapping[str, int], layout: str
+) -> dict[str, Tensor]:
+    """The outputs by name, kernel by kernel."""
     tensors = dict(inputs)
     for step in steps(program, layout):
         tensors |= step.run({p.name: tensors[p.name] for p in step.program.params}, sizes)
@@ -45,9 +53,15 @@ class Step:
         if self.compiled is None:
             return evaluate_sized(self.program, inputs, sizes)
         self.compiled.dims = {n: s for n, s in sizes.items() if n in self.symbols}
-        result = self.compiled(**inputs)
+        result = self.compiled(**{p.name: _opened(inputs[p.name], p.type, sizes) for p in self.program.params})
         results = result if isinstance(result, tuple) else (result,)
-        return dict(zip((o.name for o in self.program.outputs), results, strict=True))
+        named = zip(self.program.outputs, results, strict=True)
+        return {o.name: x.reshape(type_shape(o.type, sizes)) for o, x in named}
+
+
+def _opened(x: Tensor, type_: Type, sizes: Mapping[str, int]) -> Tensor:
+    """A tensor with a dim for each axis: 2 x 6 rows and 3 x 4 rows are different calls."""
+    return x.reshape([evaluate_size(a.size, sizes) for a in type_.axes])
 
 
 @cache
@@ -60,6 +74,14 @@ def steps(program: Program, layout: str) -> tuple[Step, ...]:
     except CodaError:
         return (Step(program, layout, reason),)
     return tuple(Step(part, layout, refusal(part)) for part in parts)
+
+
+def unlowered_product(program: Program, layout: str) -> str | None:
+    """Why a product of a program would run in the interpreter; None if none would."""
+    for step in steps(program, layout):
+        if step.reason is not None and any(n.op == "dot" for n in step.program.nodes()):
+            return step.reason
+    return None
 
 
 def refusal(program: Program, whole: bool = False) -> str | None:

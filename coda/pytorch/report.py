@@ -38,10 +38,11 @@ class Line:
 
 @dataclass
 class Report:
-    """The products of one graph."""
+    """The products of one graph, and the programs they are in, as the op gets them: texts and options."""
 
     lines: list[Line] = field(default_factory=list)
     texts: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
 
     @property
     def unfused(self) -> list[Line]:
@@ -60,7 +61,7 @@ class Report:
     def of(cls, gm: fx.GraphModule, done: Rewritten) -> Report:
         lines = [Line(product, fused.others) for fused in done.fused for product in fused.products]
         lines += [Line(product, reason=reason) for product, reason in done.refused.items()]
-        return cls(lines, tuple(f.text for f in done.fused))
+        return cls(lines, tuple(f.text for f in done.fused), tuple(f.options.text() for f in done.fused))
 
     def publish(self, verbose: bool) -> None:
         for reports in _listeners:

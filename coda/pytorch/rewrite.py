@@ -13,8 +13,9 @@ from torch import fx
 
 from coda.printer import print_program
 from coda.pytorch.aten import kind, operation
-from coda.pytorch.block import Options
+from coda.pytorch.block import Options, block
 from coda.pytorch.config import Config
+from coda.pytorch.execute import unlowered_product
 from coda.pytorch.graph import Aliases, bodies, chains, sort, weights, with_gradient
 from coda.pytorch.normal import Positions
 from coda.pytorch.op import BLOCK
@@ -101,9 +102,26 @@ def _translated(graph: fx.Graph, region: Region, config: Config, differentiable:
         sizes=tuple(made.sizes), wrt=wrt, numerics=config.numerics, fallback=config.layout_fallback,
         shapes={r.name: r.dims for r in made.results},
     )  # fmt: skip
+    text = print_program(made.program)
+    if (reason := _no_kernel(region, text, options)) is not None:
+        raise Refusal(reason)
     products = tuple(name_of(n) for n in region.products)
     others = tuple(dict.fromkeys(operation(n) for n in region.nodes if kind(n) in SHOWN))
-    return Fused(region, products, others, made, options, print_program(made.program))
+    return Fused(region, products, others, made, options, text)
+
+
+def _no_kernel(region: Region, text: str, options: Options) -> str | None:
+    """Why a region is better left to Inductor: the GPU has no kernels, or a product would be interpreted."""
+    device = region.nodes[0].meta["val"].device
+    if device.type == "cpu":
+        return None
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
+        return f"there are kernels for sm_90a only, not for {device}"
+    it = block(text, options.text())
+    programs = [it.forward]
+    programs += [it.backward(tuple(it.gradients.gradients))[0]] if it.gradients else []
+    reasons = (unlowered_product(p, options.fallback) for p in programs)
+    return next((f"no kernel: {r}" for r in reasons if r), None)
 
 
 def name_of(product: fx.Node) -> str:

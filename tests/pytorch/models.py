@@ -23,6 +23,7 @@ ENCODER = {
     "hidden_dropout_prob": 0, "attention_probs_dropout_prob": 0,
 }  # fmt: skip
 
+WIDE = {"hidden_size": 256, "intermediate_size": 512, "vocab_size": 512}  # heads of 64 columns, as kernels take them
 GPT2 = {
     "vocab_size": VOCABULARY, "n_embd": WIDTH, "n_layer": 2, "n_head": 4, "n_positions": 128, "resid_pdrop": 0,
     "embd_pdrop": 0, "attn_pdrop": 0,
@@ -38,6 +39,7 @@ T5 = {
 
 BUILDERS: dict[str, Callable[[], nn.Module]] = {
     "llama": lambda: tf.LlamaForCausalLM(tf.LlamaConfig(**DECODER)),
+    "llama_heads": lambda: tf.LlamaForCausalLM(tf.LlamaConfig(**DECODER | WIDE)),
     "mistral": lambda: tf.MistralForCausalLM(tf.MistralConfig(**DECODER)),
     "qwen2": lambda: tf.Qwen2ForCausalLM(tf.Qwen2Config(**DECODER)),
     "qwen3": lambda: tf.Qwen3ForCausalLM(tf.Qwen3Config(**DECODER, head_dim=16)),

@@ -1,0 +1,61 @@
+"""Programs of models as steps on a GPU, run on a CPU: what each launch would read and write fits together."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from coda.dtypes import torch_dtype
+from coda.ir import Program
+from coda.pytorch.block import Block, Options, block
+from coda.pytorch.execute import run_steps, steps
+from coda.runtime.binding import type_shape
+from coda.runtime.reference import evaluate_sized
+from tests.pytorch.models import inputs, tiny
+
+SIZE = 3
+
+
+def blocks(name: str, reports) -> list[Block]:
+    """The blocks of a training step of a model."""
+    model, given = tiny(name, torch.bfloat16), inputs(name, torch.bfloat16)
+    torch.compile(model, backend="coda", options={"inductor": False})(**given)
+    return [block(text, options) for r in reports for text, options in zip(r.texts, r.options, strict=True)]
+
+
+def operands(program: Program, sizes: dict[str, int]) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    made = {}
+    for p in program.params:
+        shape = type_shape(p.type, sizes)
+        if p.type.dtype.kind == "int":
+            made[p.name] = torch.zeros(shape, dtype=torch_dtype(p.type.dtype))
+        else:
+            made[p.name] = torch.randn(shape, generator=generator).abs().to(torch_dtype(p.type.dtype))
+    return made
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", pytest.param("gemma2", marks=pytest.mark.slow)])
+def test_steps_give_what_the_program_means(name, reports):
+    for it in dict.fromkeys(blocks(name, reports)):
+        wanted = tuple(it.gradients.gradients)
+        for program in (it.forward, it.backward(wanted)[0]):
+            sizes = dict.fromkeys(it.options.sizes, SIZE)
+            given = operands(program, sizes)
+            want, got = evaluate_sized(program, given, sizes), run_steps(program, given, sizes, "copy")
+            assert got.keys() == want.keys()
+            for output, exact in want.items():
+                torch.testing.assert_close(got[output], exact, rtol=2e-2, atol=2e-2 * float(exact.abs().max()))
+
+
+def test_a_block_of_llama_is_lowered_whole(reports):
+    """With heads of 64 columns forward programs are one artifact each: no step runs in the interpreter."""
+    for it in blocks("llama_heads", reports):
+        (step,) = steps(it.forward, "copy")
+        assert step.reason is None
+
+
+def test_a_reason_is_recorded():
+    it = block("program p(x: f32[M, K=8], w: f32[N=8, K]) { return y = relu(x @ w.T): f32 }", Options(("M",)).text())
+    (step,) = steps(it.forward, "copy")
+    assert step.reason is not None
