@@ -23,7 +23,8 @@ struct Call {
   Step const* step;
   int64_t rows, columns;   // columns of one lane
   Variant const* variant;  // of a GEMM
-  int64_t blocks;          // of a row kernel, each with partial results of its own
+  int64_t blocks;          // of a row kernel at most, each with room for partial results of its own
+  int64_t launched;        // how many there were: so many partial results there are
 };
 
 // The variant with the least waves x tile area, the first of equals. The number of multiprocessors is that of the
@@ -50,10 +51,10 @@ inline void begin(Call& call, Step const& step) {
   call.rows = call.sizes.value(step.rows);
   call.columns = call.sizes.value(step.columns);
   call.variant = step.gemm ? &select(*call.program, *step.gemm, call.rows, call.columns) : nullptr;
-  call.blocks = call.rows < kTotalBlocks ? call.rows : kTotalBlocks;
+  call.launched = call.blocks = call.rows < kTotalBlocks ? call.rows : kTotalBlocks;
 }
 
-// How many partial results a reduction of this step has.
+// How many partial results a reduction of this step has room for; of a row kernel it may leave fewer.
 inline int64_t partials(Call const& call, bool of_rows) {
   return call.variant ? partials(*call.variant, of_rows, call.rows, call.columns) : call.blocks;
 }

@@ -60,7 +60,8 @@ int launch_finish(Call const& call, Finishing const& finishing, cudaStream_t str
   bool of_rows = finishing.kind == StoreKind::kRow, total = finishing.kind == StoreKind::kTotal;
   Finish<kOperands, kOutputs> p{};
   p.length = total ? 1 : int32_t(of_rows ? call.rows : call.columns);
-  p.count = int32_t(total && call.variant ? call.rows : partials(call, of_rows));
+  int64_t partial_results = call.variant ? partials(call, of_rows) : call.launched;
+  p.count = int32_t(total && call.variant ? call.rows : partial_results);
   p.extent = of_rows ? call.columns : call.rows;
   if (p.length == 0) return CODA_OK;
   for (int i = 0; i < finishing.partial_count; ++i)

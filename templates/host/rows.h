@@ -97,9 +97,9 @@ int launch_rows(Call& call, DeviceState const&, cudaStream_t stream) {
   }
   RowShape shape = row_shape(row, vector, ceil_div(widest, kOctet));
   int64_t blocks = ceil_div(call.rows, shape.teams);
-  call.blocks = row.totals && blocks > kTotalBlocks ? kTotalBlocks : blocks;
+  call.launched = row.totals && blocks > kTotalBlocks ? kTotalBlocks : blocks;  // teams share a block: never more
   if (call.rows == 0) return CODA_OK;
-  dim3 grid(unsigned(call.blocks), unsigned(shape.chunks)), block(unsigned(shape.threads), unsigned(shape.teams));
+  dim3 grid(unsigned(call.launched), unsigned(shape.chunks)), block(unsigned(shape.threads), unsigned(shape.teams));
   return launch(call.program->image->kernels[shape.variant->kernel], shape.variant->kernel, grid, block, stream, &p);
 }
 

@@ -132,6 +132,22 @@ def test_sums_over_rows_have_a_fixed_number_of_blocks() -> None:
         assert (f.length, f.count, f.operands[0].data) == (4096, blocks, WORKSPACE)
 
 
+def test_partial_results_are_read_where_they_were_left() -> None:
+    """Short rows share blocks, which leave fewer partial results than there is room for: the second sum must not move."""
+    record = started("dlayer_norm")
+    rows, width = 100, 64
+    args = [zeros(rows, width), zeros(rows, width), zeros(width), *(zeros(rows, dtype=F32) for _ in range(2))]
+    args += [zeros(rows, width), zeros(width, dtype=F32), zeros(width, dtype=F32)]
+    assert record.run(args, workspace=WORKSPACE) == 0, record.error
+    plan = schedule("dlayer_norm").steps[0]
+    p = record.parameters(launch_type(plan), 0)
+    written = [p.tensors[i].data for i, access in enumerate(plan.accesses) if access.arg is None]
+    f = record.parameters(harness.finish_type(2, 2), 1)
+    assert [f.operands[i].data for i in range(2)] == written
+    assert len(set(written)) == 2
+    assert f.count == launches(record)[0]["grid"][0] < rows
+
+
 def test_a_map_cuts_long_rows_into_parts() -> None:
     record = started("scaled")
     assert record.artifact.describe["programs"][0]["kernels"][0]["kind"] == "map"
