@@ -129,6 +129,8 @@ class Cells:
         return Cut(outer, first, into, (into, *rest))
 
     def _learn(self, cell: Cell, group: Group) -> None:
+        if any(c.key == cell.key for c in self.resolve(group)):
+            raise Refusal(f"a dim of size {cell.size} would be a part of itself")
         self.facts[cell.key] = group
         self.learnt = True
 

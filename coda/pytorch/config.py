@@ -14,14 +14,19 @@ CHOICES = {
     "fallback": ("inductor", "error"),
 }
 
+LATER = {
+    "tune": "kernels are chosen by size",
+    "fuse_loss": "coda.nn.functional.linear_cross_entropy is a loss that stores no logits",
+}
+
 
 @dataclass(frozen=True)
 class Config:
-    """``numerics``: "fused" rounds where the model says so, "eager" where eager PyTorch rounds. ``tune``: measure
-    kernel variants. ``layout``: "copy" may copy an operand that a kernel cannot read in place, "strict" raises.
-    ``fuse_loss``: let a cross entropy join the product before it. ``fallback``: what becomes of an operation that is
+    """``numerics``: "fused" rounds where the model says so, "eager" where eager PyTorch rounds. ``layout``: "copy" may
+    copy an operand that a kernel cannot read in place, "strict" raises. ``fallback``: what becomes of a product that is
     not fused, "inductor", or "error" to be told. ``verbose``: print the report. ``inductor=False``: run what is not
-    fused by AOT autograd alone."""
+    fused by AOT autograd alone. ``tune``: measure variants of kernels; ``fuse_loss``: let a cross entropy join the
+    product before it (both later)."""
 
     numerics: str = "fused"
     tune: bool = False
@@ -41,6 +46,8 @@ class Config:
             if value not in CHOICES.get(name, (True, False)):
                 choices = " or ".join(repr(c) for c in CHOICES.get(name, (True, False)))
                 raise CodaError.of(f"option {name}={value!r} of backend 'coda'", f"it is {choices}")
+            if value is True and name in LATER:
+                raise CodaError.of(f"option {name}=True of backend 'coda' comes in a later release", LATER[name])
         return cls(**(options or {}))
 
     @property

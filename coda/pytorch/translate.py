@@ -35,6 +35,8 @@ from coda.pytorch.normal import Positions, distribute, tables
 from coda.pytorch.refusal import Refusal
 from coda.pytorch.values import Value, dtype_of, memory_order, shape_of
 
+MOST_WALKS = 64
+
 
 @dataclass(frozen=True)
 class Result:
@@ -94,12 +96,14 @@ class Translator:
         self.fresh = Fresh(set())
 
     def run(self) -> Translation:
-        while True:
+        for _ in range(MOST_WALKS):
             self.cells.learnt = False
             self.walk()
             self.align_heads()
             if not self.cells.learnt:
                 break
+        else:
+            raise Refusal("its dims do not come to rest")
         self.building = True
         self.walk()
         return self.translation()

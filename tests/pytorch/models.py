@@ -44,6 +44,8 @@ BUILDERS: dict[str, Callable[[], nn.Module]] = {
     "qwen2": lambda: tf.Qwen2ForCausalLM(tf.Qwen2Config(**DECODER)),
     "qwen3": lambda: tf.Qwen3ForCausalLM(tf.Qwen3Config(**DECODER, head_dim=16)),
     "gemma2": lambda: tf.Gemma2ForCausalLM(tf.Gemma2Config(**DECODER, head_dim=16, query_pre_attn_scalar=16)),
+    "gemma3": lambda: tf.Gemma3ForCausalLM(tf.Gemma3TextConfig(**DECODER, head_dim=16, query_pre_attn_scalar=16)),
+    "gptj": lambda: tf.GPTJForCausalLM(tf.GPTJConfig(**GPT2, rotary_dim=8)),
     "phi3": lambda: tf.Phi3ForCausalLM(tf.Phi3Config(**DECODER, pad_token_id=0)),
     "gpt2": lambda: tf.GPT2LMHeadModel(tf.GPT2Config(**GPT2)),
     "opt": lambda: tf.OPTForCausalLM(tf.OPTConfig(**OPT)),

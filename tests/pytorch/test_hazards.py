@@ -184,6 +184,12 @@ def test_f9_unknown_options_are_errors():
         compiled(model, numerics="fast")(torch.randn(2, 4))
 
 
+@pytest.mark.parametrize("name", ["tune", "fuse_loss"])
+def test_f9_options_of_a_later_release_are_errors(name):
+    with pytest.raises(Exception, match=f"{name}=True of backend 'coda' comes in a later release"):
+        compiled(nn.Linear(4, 4), **{name: True})(torch.randn(2, 4))
+
+
 def test_fallback_error_names_what_is_not_fused():
     with pytest.raises(Exception, match="nothing to fuse with it"):
         compiled(nn.Linear(4, 4), fallback="error")(torch.randn(2, 4))

@@ -11,8 +11,9 @@ OPTIONS = {"inductor": False}
 PRODUCTS = {  # fused / total; the classifier of ViT is a product by itself
     "llama": (15, 15), "mistral": (15, 15), "qwen2": (15, 15), "qwen3": (15, 15), "gemma2": (15, 15), "phi3": (9, 9),
     "gpt2": (9, 9), "opt": (13, 13), "bert": (14, 14), "vit": (12, 13), "t5": (33, 33),
+    "gemma3": (15, 15), "gptj": (13, 13),
 }  # fmt: skip
-SLOW = ("mistral", "qwen2", "t5", "vit", "opt")
+SLOW = ("mistral", "qwen2", "t5", "vit", "opt", "gemma3", "gptj")
 
 
 def train(name: str, dtype: torch.dtype, reports, **options):
