@@ -133,7 +133,7 @@ def test_sums_over_rows_have_a_fixed_number_of_blocks() -> None:
 
 
 def test_partial_results_are_read_where_they_were_left() -> None:
-    """Short rows share blocks, which leave fewer partial results than there is room for: the second sum stays in place."""
+    """Short rows share blocks, which leave fewer partial results than there is room for: each stays in its place."""
     record = started("dlayer_norm")
     rows, width = 100, 64
     args = [zeros(rows, width), zeros(rows, width), zeros(width), *(zeros(rows, dtype=F32) for _ in range(2))]
