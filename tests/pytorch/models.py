@@ -51,6 +51,9 @@ BUILDERS: dict[str, Callable[[], nn.Module]] = {
     "opt": lambda: tf.OPTForCausalLM(tf.OPTConfig(**OPT)),
     "bert": lambda: tf.BertForMaskedLM(tf.BertConfig(vocab_size=VOCABULARY, **ENCODER)),
     "vit": lambda: tf.ViTForImageClassification(tf.ViTConfig(image_size=32, patch_size=8, **ENCODER)),
+    "t5_gated": lambda: tf.T5ForConditionalGeneration(
+        tf.T5Config(**T5, initializer_factor=0.25, feed_forward_proj="gated-gelu")
+    ),
     "t5": lambda: tf.T5ForConditionalGeneration(tf.T5Config(**T5)),
 }
 
