@@ -10,13 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from coda.ir import Node
+from coda.ops.reduce import REDUCTIONS
 from coda.target.emit import operand_traits
 from coda.target.heads import HeadLowering, fail
 from coda.target.plan import Block, Plan, Segment
 from coda.target.scalars import Scope, cpp_type, is_packed, pack, unpack
-
-_COMBINER = {"sum": "coda::Sum", "mean": "coda::Sum", "max": "coda::Max", "min": "coda::Min"}
-BAR = "    "
 
 
 @dataclass
@@ -425,7 +423,7 @@ def _roots(segment: Segment) -> list[Node]:
 
 
 def _combiner(node: Node) -> str:
-    return _COMBINER[node.op.removeprefix("reduce_")]
+    return REDUCTIONS[node.op.removeprefix("reduce_")].cpp
 
 
 def _function(head: str, body: list[str], result: str | None) -> list[str]:
