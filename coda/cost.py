@@ -14,7 +14,7 @@ No cache is modelled: a tensor that fits the L2 is counted as if it came from me
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import sympy
@@ -77,13 +77,27 @@ def cost(program: Program) -> Cost:
     nodes, stored = program.nodes(), _stored_dtypes(program)
     products = [n for n in nodes if n.op == "dot"]
     flops = sympy.Add(*(2 * _multiplications(n) for n in products))
-    inputs = sympy.Add(*(_bytes(n, n.dtype) for n in nodes if n.op == "input"))
-    outputs = sympy.Add(*(_output_bytes(o) for o in program.outputs))
+    inputs = sympy.Add(*(read_bytes(program).values()))
+    outputs = sympy.Add(*(output_bytes(o) for o in program.outputs))
     fused = inputs + outputs
     again = sympy.Add(*(2 * _bytes(n, stored[n]) for n in products if not _only_stored(n, program)))
     kernels = (n for n in nodes if n.op not in _FREE)
     one_by_one = sympy.Add(*(_bytes(x, stored[x]) for n in kernels for x in (n, *dict.fromkeys(n.args))))
     return Cost(flops, fused, fused + again, one_by_one)
+
+
+def read_bytes(program: Program) -> dict[str, Size]:
+    """What a kernel reads of each parameter: all of it, once, or of a table the rows that are gathered."""
+    users = program.users()
+    return {n.attr("name"): _read_once(n, users[n]) for n in users if n.op == "input"}
+
+
+def _read_once(tensor: Node, users: Sequence[Node]) -> Size:
+    whole = _bytes(tensor, tensor.dtype)
+    if any(u.op != "gather" or u.args[0] is not tensor or u.args[1] is tensor for u in users):
+        return whole
+    gathered = {u.args[1]: _bytes(u, tensor.dtype) for u in users}  # by the positions, which select whole rows
+    return sympy.Min(whole, sympy.Add(*gathered.values())) if gathered else whole
 
 
 def _multiplications(dot: Node) -> Size:
@@ -122,7 +136,8 @@ def _bytes(node: Node, dtype: DType) -> Size:
     return node.type.elements * dtype.bytes
 
 
-def _output_bytes(output: Output) -> Size:
+def output_bytes(output: Output) -> Size:
+    """What a kernel writes of an output; a partial one has a value for each ``PARTIAL_COLUMNS`` elements."""
     count: Size = sympy.Integer(1)
     if output.is_partial:
         reduce = output.value.args[0]

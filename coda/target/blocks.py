@@ -7,14 +7,14 @@ its own, which are lowered one by one; a finish kernel joins the kernel whose pa
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from coda.errors import CodaError
 from coda.ir import Node, Output, Program, substitute
 from coda.ops import build
 from coda.passes import fuse
+from coda.passes.labels import Note
 from coda.passes.partition import Kernel as Part
-from coda.passes.partition import Partition
 from coda.target.lower import lower, program_args
 from coda.target.product import MAX_TERMS
 from coda.target.rows import lower_rows
@@ -25,18 +25,36 @@ from coda.target.schedule import Kernel, Schedule, schedule_steps
 MERGES: tuple[dict[str, int], ...] = ({"K": MAX_TERMS, "N": 16}, {"K": MAX_TERMS, "N": 2}, {"N": 2}, {})
 
 
+@dataclass(frozen=True)
+class Lowered:
+    """A program as kernels, and how they came about: ``parts`` are the programs of the steps as the passes cut them,
+    ``notes`` what the passes did."""
+
+    schedule: Schedule
+    parts: tuple[Program, ...]
+    notes: tuple[Note, ...] = ()
+
+
 def lower_program(program: Program, numerics: str = "fused") -> Schedule:
+    """The kernels of a program; see ``lower_noting``."""
+    return lower_noting(program, numerics).schedule
+
+
+def lower_noting(program: Program, numerics: str = "fused") -> Lowered:
     """The kernels of a program. Raises CodaError that says why where it cannot be lowered. ``numerics`` is that of the
     passes that cut it: where it is eager, no rounding moves."""
     try:
-        return Schedule.of(lower_kernel(program))
+        return Lowered(Schedule.of(lower_kernel(program)), (program,))
     except CodaError as one:
         refusals = [one]
     for most in MERGES:
         try:
-            partition = fuse(program, numerics=numerics, most=most).forward
-            if len(joined_finishes(partition.kernels)) > 1:
-                return lower_partition(partition)
+            block = fuse(program, numerics=numerics, most=most)
+            parts = joined_finishes(block.forward.kernels)
+            if len(parts) > 1:
+                steps = [lower_kernel(part) for part in parts]
+                schedule = schedule_steps(block.forward.program, program_args(block.forward.program), steps)
+                return Lowered(schedule, tuple(parts), (*block.notes, *block.forward.notes))
         except CodaError as error:
             error.source = error.source or refusals[0].source
             refusals.append(error)
@@ -47,12 +65,6 @@ def lower_kernel(program: Program) -> Kernel:
     """A program as one kernel: a GEMM where it has products, else a row or map kernel."""
     has_products = any(n.op == "dot" for n in program.nodes())
     return lower(program) if has_products else lower_rows(program)
-
-
-def lower_partition(partition: Partition) -> Schedule:
-    """The schedule of a block program that the passes have cut into kernels."""
-    steps = [lower_kernel(program) for program in joined_finishes(partition.kernels)]
-    return schedule_steps(partition.program, program_args(partition.program), steps)
 
 
 # -- finish kernels join the kernel in front of them -----------------------------------------------------------------
