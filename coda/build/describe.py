@@ -135,5 +135,7 @@ def _variant(variant: Variant) -> dict[str, Any]:
         "tile_k": tile.k,
         "schedule": tile.schedule,
         "cluster": [tile.cluster_m, tile.cluster_n],
+        "swizzle": tile.swizzle,
+        "along": tile.along,
         "columns": variant.columns,
     }

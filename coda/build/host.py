@@ -295,7 +295,8 @@ def _finishing(context: Tables, plan: Kernel, finishing: Finishing) -> str:
 
 def _variant(context: Tables, v: Variant) -> str:
     tile = v.tile
-    numbers = (context.kernel(v.symbol), tile.m, tile.n, v.columns, tile.slab_rows, v.chunk)
+    order = (tile.swizzle, int(tile.along == "n"))
+    numbers = (context.kernel(v.symbol), tile.m, tile.n, v.columns, tile.slab_rows, v.chunk, *order)
     return "{" + ", ".join(map(str, numbers)) + "}"
 
 

@@ -64,6 +64,9 @@ def legal_tile(tile: p.Tile, plan: p.Plan | None = None) -> Ok | Reason:
         return Reason(f"tile {tile.name} is not one of {', '.join(known.values())}")
     if (tile.cluster_m, tile.cluster_n) not in ((1, 1), (2, 1)):
         return Reason(f"cluster {tile.cluster_m}x{tile.cluster_n} is not one of 1x1, 2x1")
+    if (tile.swizzle, tile.along) not in p.ORDERS:
+        offered = ", ".join(f"{swizzle} along {along.upper()}" for swizzle, along in p.ORDERS)
+        return Reason(f"tiles in groups of {tile.swizzle} along {tile.along.upper()}: not one of {offered}")
     if plan is not None and plan.b_major is p.Major.MN and tile.n % MN_BLOCK:
         name, axes = plan.terms[0].b[0], ", ".join(plan.arg(plan.terms[0].b[0]).axes)
         return Reason(

@@ -266,7 +266,9 @@ class Plan:
 
 @dataclass(frozen=True)
 class Tile:
-    """A tile configuration: TileM x TileN of accumulators, 64 along K, and the schedule of its two warp groups."""
+    """A tile configuration: TileM x TileN of accumulators, 64 along K, the schedule of its two warp groups, and the
+    order in which tiles are computed: ``swizzle`` clusters of them at a time, side by side, ``along`` N or M. The order
+    belongs to the launch: the device code knows nothing of it."""
 
     m: int
     n: int
@@ -274,10 +276,19 @@ class Tile:
     cluster_m: int = 2
     cluster_n: int = 1
     k: int = 64
+    swizzle: int = 8
+    along: str = "n"  # or "m"
+
+    @property
+    def kernel(self) -> str:
+        """What its device code is called."""
+        return f"{self.m}x{self.n}" + ("" if self.schedule == "pingpong" else "_coop")
 
     @property
     def name(self) -> str:
-        return f"{self.m}x{self.n}" + ("" if self.schedule == "pingpong" else "_coop")
+        """``128x192``; ``128x192_s4``: in groups of 4; ``128x192_s8m``: in groups of 8 along M."""
+        usual = (self.swizzle, self.along) == ORDERS[0]
+        return self.kernel + ("" if usual else f"_s{self.swizzle}" + ("m" if self.along == "m" else ""))
 
     @property
     def slab_rows(self) -> int:
@@ -285,7 +296,8 @@ class Tile:
         return 64 if self.schedule == "pingpong" else 128
 
 
-TILES = (Tile(128, 128), Tile(128, 160), Tile(128, 192), Tile(128, 256, "cooperative"))
+ORDERS = ((8, "n"), (4, "n"), (8, "m"))  # of tiles, as (swizzle, along); the first is the default
+TILES = (Tile(128, 128), Tile(128, 160), Tile(128, 192), Tile(128, 256, "cooperative"), Tile(192, 128))
 
 
 @dataclass(frozen=True)
@@ -315,9 +327,10 @@ class Variant:
         return -(-columns // self.columns)
 
     def column_partials(self, rows: int) -> int:
-        """How many partials a column reduction has: one for each band of 16 rows, the rows of one warp."""
-        return -(-rows // 16)
+        """How many partials a column reduction has: one for each band of rows."""
+        return -(-rows // BAND)
 
 
+BAND = 16  # rows that one partial of a column reduction covers: those of a warp
 THREADS = 384
 SHARED_BYTES = 232448  # all of the opt-in shared memory of an sm_90 multiprocessor: 227 KiB (CUDA programming guide)

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import sympy
 
 from coda.errors import CodaError
 from coda.ir import Dim, dim_size
-from coda.target.legality import legal_tile
-from coda.target.plan import TILES, Plan, Tile, Variant
+from coda.target.legality import DESIGN_SMS, legal_tile
+from coda.target.plan import ORDERS, TILES, Plan, Tile, Variant
 
 
-def choose_tile(plan: Plan, dims: Mapping[str, int] | None = None, sms: int = 132) -> Tile:
+def choose_tile(plan: Plan, dims: Mapping[str, int] | None = None, sms: int = DESIGN_SMS) -> Tile:
     """The tile for given axis sizes (axes that are not given: the default tile): the first of ``rank_tiles``."""
     return rank_tiles(plan, dims, sms)[0]
 
 
-def rank_tiles(plan: Plan, dims: Mapping[str, int] | None = None, sms: int = 132) -> list[Tile]:
+def rank_tiles(plan: Plan, dims: Mapping[str, int] | None = None, sms: int = DESIGN_SMS) -> list[Tile]:
     """The tiles that take a plan, the most promising first; a build may still find that one spills registers.
 
     Least work on the busiest multiprocessor, ``ceil(tiles / SMs) * TileM * TileN``; among equals the one listed
@@ -40,18 +41,46 @@ def rank_tiles(plan: Plan, dims: Mapping[str, int] | None = None, sms: int = 132
     return sorted(fitting, key=rank)
 
 
+def orders_of(tile: Tile) -> list[Tile]:
+    """The tile in each order in which its like may be computed, the default first."""
+    return [replace(tile, swizzle=swizzle, along=along) for swizzle, along in ORDERS]
+
+
+def candidates(plan: Plan, dims: Mapping[str, int], sms: int = DESIGN_SMS) -> list[Tile]:
+    """What is worth measuring at these sizes: each tile that takes the plan, the most promising first, in each order
+    that makes a difference: none does where all tiles run at once, nor does a group wider than the grid."""
+    rows, columns = _evaluate(plan.rows, dims), _evaluate(plan.columns, dims)
+    if rows is None or columns is None:
+        missing = sorted({s.name for dim in (plan.rows, plan.columns) for s in dim_size(dim).free_symbols} - set(dims))
+        raise CodaError.of(f"the sizes of {', '.join(missing)} are not known", "give them with --dims")
+    found = []
+    for tile in rank_tiles(plan, dims, sms):
+        clusters_m = -(-rows // (tile.m * tile.cluster_m))
+        clusters_n = -(-columns * plan.lanes // (tile.n * tile.cluster_n))
+        at_once = clusters_m * clusters_n * tile.cluster_m * tile.cluster_n <= sms
+        seen = set()
+        for ordered in orders_of(tile):
+            across = clusters_m if ordered.along == "n" else clusters_n
+            order = (ordered.along, min(ordered.swizzle, across))
+            if order not in seen and not (seen and at_once):
+                seen.add(order)
+                found.append(ordered)
+    return found
+
+
 def _evaluate(dim: Dim, dims: Mapping[str, int] | None) -> int | None:
     size = sympy.sympify(dim_size(dim)).subs({s: (dims or {}).get(s.name, s) for s in dim_size(dim).free_symbols})
     return int(size) if size.is_Integer else None
 
 
 def parse_tile(text: str) -> Tile:
-    """'128x192' or '128x256_coop' to a tile that is offered. Raises CodaError naming those that are."""
-    names = {t.name: t for t in TILES}
+    """'128x192', '128x256_coop' or '128x192_s4' to a tile that is offered. Raises CodaError naming those that are."""
+    names = {ordered.name: ordered for t in TILES for ordered in orders_of(t)}
     if text in names:
         return names[text]
-    hint = "tiles to choose from: " + ", ".join(names)
-    if not re.fullmatch(r"\d+x\d+(_coop)?", text):
+    others = " or ".join(t.name.removeprefix(t.kernel) for t in orders_of(TILES[0])[1:])
+    hint = f"tiles to choose from: {', '.join(t.name for t in TILES)}; with {others} behind it, in another order"
+    if not re.fullmatch(r"\d+x\d+(_coop)?(_s\d+m?)?", text):
         raise CodaError.of(f"'{text}' is not a tile; write TileM x TileN as in 128x192", hint)
     raise CodaError.of(f"tile {text} is not offered", hint)
 
@@ -59,4 +88,4 @@ def parse_tile(text: str) -> Tile:
 def variants(plan: Plan, tiles: Sequence[Tile]) -> list[Variant]:
     """The plan at each tile, with its kernel's symbol."""
     stem = plan.name.removesuffix("_gemm")  # kernels of a block are called so
-    return [Variant(plan, t, f"{stem}_gemm_{t.name}") for t in tiles]
+    return [Variant(plan, t, f"{stem}_gemm_{t.kernel}") for t in tiles]

@@ -6,14 +6,15 @@ namespace coda::host {
 
 constexpr int kThreads = 384;
 
-// Clusters walk the tiles in groups of eight along M: a group's rows of A and columns of B stay in L2.
+// Clusters walk the tiles in groups: a group's rows of A and columns of B stay in L2.
 inline Schedule schedule(Call const& call, Kernel const& kernel, DeviceState const& device, int max_clusters) {
   Variant const& v = *call.variant;
   Schedule s{};
   s.clusters_m = int32_t(ceil_div(ceil_div(call.rows, v.tile_m), kernel.cluster_m));
   s.clusters_n = int32_t(ceil_div(ceil_div(call.columns, v.columns), kernel.cluster_n));
-  s.swizzle = s.clusters_m < 8 ? s.clusters_m : 8;
-  s.along_n = 1;
+  s.along_n = v.along_n;
+  int32_t across = s.along_n ? s.clusters_m : s.clusters_n;
+  s.swizzle = across < v.swizzle ? across : v.swizzle;
   int64_t resident = device.multiprocessors / (kernel.cluster_m * kernel.cluster_n);
   if (max_clusters > 0 && max_clusters < resident) resident = max_clusters;
   int64_t all = int64_t(s.clusters_m) * s.clusters_n;

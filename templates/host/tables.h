@@ -110,6 +110,7 @@ struct Variant {
   int columns;    // of one lane
   int slab_rows;  // rows of a box of a tile operand
   int chunk;      // its columns
+  int swizzle, along_n;  // the order of the tiles: see Schedule in launch.h
 };
 
 struct Kernel {

@@ -113,11 +113,11 @@ def host_only(folder: Path, name: str, fake: bool = False) -> Path:
     return host_of(folder, as_schedule(plan(name)), fake)
 
 
-def host_of(folder: Path, schedule: whole.Schedule, fake: bool = False) -> Path:
-    """The same of a schedule, whose GEMMs are at all tiles that they can have."""
+def host_of(folder: Path, schedule: whole.Schedule, fake: bool = False, tiles: Sequence[Tile] = TILES) -> Path:
+    """The same of a schedule, whose GEMMs are at all of these tiles that they can have."""
     folder.mkdir(parents=True, exist_ok=True)
     name = schedule.name
-    built = [v for step in schedule.gemms for v in variants(step, [t for t in TILES if legal_tile(t, step)])]
+    built = [v for step in schedule.gemms for v in variants(step, [t for t in tiles if legal_tile(t, step)])]
     assembly = whole.Assembly(schedule, tuple(built))
     (folder / "host.cpp").write_text(host_source(name, [assembly], Metadata(cutlass="4.2.0", nvcc="13.0.88")))
     (folder / f"{name}.h").write_text(header(name, [schedule]))

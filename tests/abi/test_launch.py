@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
-from tests.abi.harness import Recorder, finish_type, launch_type, recorder
+from coda.target import TILES, Tile
+from coda.target.legality import as_schedule
+from coda.target.tiles import orders_of
+from tests.abi.harness import Recorder, finish_type, host_of, launch_type, plan, recorder
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 HALF = 6  # CUtensorMapDataType of f16
@@ -74,8 +79,23 @@ def test_grid_is_what_is_resident() -> None:
 def test_variant_has_least_waves() -> None:
     record = started("plain")
     record.run([zeros(8192, 8), zeros(4096, 8), zeros(8192, 4096)])
-    tiles = {"128x128": 16 * 128, "128x160": 13 * 160, "128x192": 11 * 192, "128x256_coop": 8 * 256}
-    assert launches(record)[0]["kernel"] == "plain_gemm_" + min(tiles, key=lambda t: tiles[t])
+    waves = {"128x128": 16, "128x160": 13, "128x192": 11, "128x256_coop": 8, "192x128": 11}
+    area = {tile.name: tile.m * tile.n * waves[tile.name] for tile in TILES}
+    assert launches(record)[0]["kernel"] == "plain_gemm_" + min(area, key=lambda t: area[t])
+
+
+@pytest.mark.parametrize("tile", orders_of(TILES[0]), ids=lambda t: t.name)
+def test_the_order_of_the_tiles_is_the_variants_and_no_group_is_wider_than_the_grid(tile: Tile, tmp_path: Path) -> None:
+    record = Recorder(host_of(tmp_path, as_schedule(plan("plain")), fake=True, tiles=[tile]))
+    for m, n in ((8192, 4096), (600, 300)):
+        record.reset()
+        record.run([zeros(m, 8), zeros(n, 8), zeros(m, n)])
+        (launch,) = launches(record)
+        assert launch["kernel"] == "plain_gemm_128x128"  # whose device code knows no order
+        s = record.parameters(launch_type(0, 0, 1)).schedule
+        assert (s.clusters_m, s.clusters_n) == (-(-m // 256), -(-n // 128))
+        assert s.along_n == (tile.along == "n")
+        assert s.swizzle == min(tile.swizzle, s.clusters_m if tile.along == "n" else s.clusters_n)
 
 
 def test_warm_calls_only_encode_and_launch() -> None:

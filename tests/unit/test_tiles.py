@@ -1,0 +1,101 @@
+"""Tiles: what is offered, by name and in which order, and what a tuner measures of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import coda
+from coda.errors import CodaError
+from coda.target import TILES, Tile, candidates, parse_tile, rank_tiles, variants
+from coda.target.blocks import lower_program
+from coda.target.emit import device_source
+from coda.target.legality import legal_tile
+from coda.target.plan import ORDERS, Major, Plan
+from coda.target.tiles import orders_of
+
+EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.coda"))
+SIZES = (1, 64, 520, 8192)
+
+
+def gemms() -> list[Plan]:
+    """The products of all examples that are lowered."""
+    found = []
+    for path in EXAMPLES:
+        for program in coda.parse(path).programs.values():
+            try:
+                found += lower_program(program).gemms
+            except CodaError:
+                continue
+    assert len(found) > 30
+    return found
+
+
+GEMMS = gemms()
+
+
+def sizes_of(plan: Plan, m: int) -> dict[str, int]:
+    """``m`` rows; every other axis 4096."""
+    rows = {axis.name for axis in plan.rows}
+    symbols = {s.name for axis in plan.program.axes for s in axis.size.free_symbols}
+    return {name: m if name in rows else 4096 for name in symbols}
+
+
+@pytest.mark.parametrize("m", SIZES)
+def test_every_candidate_is_legal_and_fits_whole(m: int) -> None:
+    """Cases B7 and B10: what divides is proved here; that it computes is tests/gpu, at every tile."""
+    for plan in GEMMS:
+        found = candidates(plan, sizes_of(plan, m))
+        assert 1 <= len(found) <= len(TILES) * len(ORDERS)
+        assert len(set(found)) == len(found)
+        for tile in found:
+            assert legal_tile(tile, plan), plan.name
+            (variant,) = variants(plan, [tile])
+            assert tile.n % (8 * plan.lanes) == 0
+            assert variant.columns % 16 == 0  # the epilogue's last step
+            assert tile.m % tile.slab_rows == 0
+            assert tile.m * tile.n <= 128 * (192 if tile.schedule == "pingpong" else 256)  # accumulators
+            if plan.heads is not None:
+                assert tile.n % plan.heads.dim == 0
+            if plan.b_major is Major.MN:
+                assert tile.n % 64 == 0
+
+
+def test_the_first_candidate_is_what_the_formula_chooses() -> None:
+    for plan in GEMMS:
+        sizes = sizes_of(plan, 8192)
+        assert candidates(plan, sizes)[0] == rank_tiles(plan, sizes)[0]
+
+
+def test_orders_that_make_no_difference_are_left_out() -> None:
+    plan = next(p for p in GEMMS if p.name.startswith("linear"))
+    names = [t.name for t in candidates(plan, {"M": 8192, "N": 4096, "K": 64})]
+    assert {"128x128", "128x128_s4", "128x128_s8m"} <= set(names)
+    assert len(names) == len(TILES) * len(ORDERS)
+    few_rows = [t.name for t in candidates(plan, {"M": 512, "N": 65536, "K": 64})]  # two clusters along M
+    assert "128x128_s8m" in few_rows
+    assert "128x128_s4" not in few_rows
+    assert candidates(plan, {"M": 64, "N": 1024, "K": 64}) == rank_tiles(plan, {"M": 64, "N": 1024})  # all at once
+
+
+def test_candidates_need_sizes() -> None:
+    plan = next(p for p in GEMMS if p.name.startswith("linear"))
+    with pytest.raises(CodaError, match="the sizes of N are not known"):
+        candidates(plan, {"M": 8192, "K": 64})
+
+
+def test_names_are_read_back() -> None:
+    for tile in (ordered for t in TILES for ordered in orders_of(t)):
+        assert parse_tile(tile.name) == tile
+    with pytest.raises(CodaError, match="tile 128x128_s2 is not offered"):
+        parse_tile("128x128_s2")
+    with pytest.raises(CodaError, match=r"with _s4 or _s8m behind it, in another order"):
+        parse_tile("128x128_wide")
+    assert str(legal_tile(Tile(128, 128, swizzle=3))).startswith("tiles in groups of 3 along N: not one of 8 along N")
+
+
+def test_the_order_is_no_part_of_the_device_code() -> None:
+    plan = next(p for p in GEMMS if p.name.startswith("linear"))
+    texts = {device_source(plan, variants(plan, [tile])) for tile in orders_of(TILES[0])}
+    assert len(texts) == 1
