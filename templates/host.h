@@ -4,7 +4,7 @@
 //   tables      what a program is: arguments, requirements, temporaries, and steps: kernels in the order they run
 //   views.h     DLTensor -> View, and the error sentence of this thread
 //   checks.h    the requirements, evaluated; the twin of coda/target/requirements.py
-//   device.h    cubin, kernels and limits of each device; filled once by warmup
+//   device.h    cubins, kernels and limits of each device; filled once by warmup
 //   bind.h      views -> coda::Operand, coda::Output, tensor maps
 //   call.h      a call: its views, sizes, variants, and the layout of its workspace
 //   gemm.h      launching GEMM and finish kernels
@@ -18,19 +18,31 @@
 
 namespace coda::host {
 
-// All steps, one after the other on the stream.
-inline int run_on_device(Call& call, int device, cudaStream_t stream) {
-  Program const& program = *call.program;
-  DeviceState const* ready = nullptr;
-  if (int status = prepare(*program.image, program.name, device, stream, &ready)) return status;
-  for (int i = 0; i < program.step_count; ++i) {
-    Step const& step = program.steps[i];
+inline int run_steps(Call& call, DeviceState const& device, cudaStream_t stream, int first, int end) {
+  for (int i = first; i < end; ++i) {
+    Step const& step = call.program->steps[i];
     begin(call, step);
-    if (int status = step.launch(call, *ready, stream)) return status;
+    if (int status = step.launch(call, device, stream)) return status;
     for (int f = 0; f < step.finishing_count; ++f)
       if (int status = step.finishings[f].launch(call, step.finishings[f], stream)) return status;
   }
   return CODA_OK;
+}
+
+// All steps, one after the other on the stream; those of the loop for each chunk.
+inline int run_on_device(Call& call, int device, cudaStream_t stream) {
+  Program const& program = *call.program;
+  DeviceState const* ready = nullptr;
+  if (int status = prepare(*program.image, program.name, device, stream, &ready)) return status;
+  Loop const* loop = program.loop;
+  if (!loop) return run_steps(call, *ready, stream, 0, program.step_count);
+  if (int status = run_steps(call, *ready, stream, 0, loop->first)) return status;
+  int64_t length = call.sizes.value(loop->axis);
+  for (int64_t start = 0; start < length; start += loop->width) {
+    enter(call, *loop, start);
+    if (int status = run_steps(call, *ready, stream, loop->first, loop->end)) return status;
+  }
+  return run_steps(call, *ready, stream, loop->end, program.step_count);
 }
 
 // -- the functions behind the ABI ------------------------------------------------------------------------------------

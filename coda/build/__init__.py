@@ -6,23 +6,36 @@ a library in the cache and loads it; ``load`` opens one that was built before.
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coda.build import cache, toolchain
-from coda.build.compile import DEVICE_FLAGS, HOST_FLAGS, LINK_FLAGS, SpillError, arch_flags, compile_artifact
+from coda.build.compile import (
+    CUBIN,
+    DEVICE_FLAGS,
+    HOST_FLAGS,
+    LINK_FLAGS,
+    SpillError,
+    arch_flags,
+    compile_host,
+    compile_unit,
+    link,
+)
 from coda.build.describe import Metadata
 from coda.build.host import header, host_source
 from coda.build.toolchain import Toolchain
+from coda.build.units import Unit, units
 from coda.errors import CodaError
 from coda.ir import Program
 from coda.resources import templates_dir
 from coda.target import Plan, Tile, Variant, choose_tile, parse_tile, rank_tiles, variants
 from coda.target.blocks import lower_program
+from coda.target.chunks import lower_in_chunks
 from coda.target.legality import legal_tile
-from coda.target.rowplan import RowPlan
 from coda.target.schedule import Assembly, Kernel, Schedule
 from coda.version import __version__
 
@@ -40,11 +53,13 @@ def artifact(
     tile: Tiles = None,
     progress: Progress | None = None,
     numerics: str = "fused",
+    chunk: str | None = None,
 ) -> Artifact:
-    """The loaded kernels of a program, from the cache or built now. ``dims`` guide the choice of the tiles."""
+    """The loaded kernels of a program, from the cache or built now. ``dims`` guide the choice of the tiles. With
+    ``chunk`` the kernels run in chunks of the axis of this name."""
     from coda.runtime.library import Artifact
 
-    schedule = lower_program(program, numerics)
+    schedule = lower_in_chunks(program, chunk, numerics).schedule if chunk else lower_program(program, numerics)
     return Artifact(library(schedule, tile, dims, DEFAULT_ARCH, progress), program=program)
 
 
@@ -81,16 +96,13 @@ def build(
 
 def sources(assembly: Assembly, meta: Metadata | None = None) -> dict[str, str]:
     """File name -> text of everything that is compiled."""
-    from coda.target.emit import device_source
-    from coda.target.emit_rows import row_source
+    device = {unit.file: unit.text for unit in units([assembly])}
+    return device | _host_sources(assembly, meta or Metadata())
 
-    kernels = [
-        row_source(step) if isinstance(step, RowPlan) else device_source(step, assembly.variants_of(step))
-        for step in assembly.schedule.steps
-    ]
+
+def _host_sources(assembly: Assembly, meta: Metadata) -> dict[str, str]:
     return {
-        "kernels.cu": "\n".join(kernels),
-        "host.cpp": host_source(assembly.name, [assembly], meta or Metadata()),
+        "host.cpp": host_source(assembly.name, [assembly], meta),
         f"{assembly.name}.h": header(assembly.name, [assembly.schedule]),
     }
 
@@ -106,8 +118,9 @@ def variants_of(plan: Plan, tiles: Sequence[Tile]) -> list[Variant]:
 
 def assemble(schedule: Schedule, tiles: Tiles = None, dims: Mapping[str, int] | None = None) -> Assembly:
     """The schedule with tiles as given, the same for all its products; by default the one the width formula chooses."""
+    sizes = schedule.with_chunk(dims)
     return Assembly(
-        schedule, tuple(v for plan in schedule.gemms for v in variants_of(plan, as_tiles(plan, tiles, dims)))
+        schedule, tuple(v for plan in schedule.gemms for v in variants_of(plan, as_tiles(plan, tiles, sizes)))
     )
 
 
@@ -117,7 +130,8 @@ def library(
     """The library of a schedule at the tiles given, by default at the most promising ones that do not spill."""
     if tiles is not None:
         return cached(assemble(schedule, tiles, dims), arch, progress)
-    ranked = {plan.name: rank_tiles(plan, dims) for plan in schedule.gemms}
+    sizes = schedule.with_chunk(dims)
+    ranked = {plan.name: rank_tiles(plan, sizes) for plan in schedule.gemms}
     while True:
         built = [v for plan in schedule.gemms for v in variants_of(plan, ranked[plan.name][:1])]
         try:
@@ -133,24 +147,43 @@ def library(
 
 
 def cached(assembly: Assembly, arch: str, progress: Progress | None = None) -> Path:
-    """The library in the cache, built if it is not there yet."""
+    """The library in the cache, built if it is not there yet. Device code has an entry of its own: what only the
+    launcher knows, such as the order of tiles, changes without it being compiled again."""
     if arch != DEFAULT_ARCH:
         raise CodaError.of(f"there is no code for {arch}", f"this release builds for {DEFAULT_ARCH}")
     tools = toolchain.find()
-    meta = Metadata(arch, tools.cutlass_version, tools.nvcc_version)
-    files = sources(assembly, meta)
+    device = units([assembly])
+    host = _host_sources(assembly, Metadata(arch, tools.cutlass_version, tools.nvcc_version))
     name = f"{assembly.name}.so"
 
     def make(folder: Path) -> None:
-        for file, text in files.items():
+        for file, text in host.items():
             (folder / file).write_text(text)
-        compile_artifact(folder, assembly.name, tools, arch, progress)
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+            cubins = [pool.submit(_cubin, unit, tools, arch, progress) for unit in device]
+            compile_host(folder, tools)
+            folders = [cubin.result() for cubin in cubins]
+        for unit, built in zip(device, folders, strict=True):
+            for file in (unit.file, "build.log"):
+                shutil.copy(built / file, folder / Path(unit.file).with_suffix(Path(file).suffix))
+        link(folder, assembly.name, tools, [built / CUBIN for built in folders])
 
-    key = cache.content_key(_identity(files, tools, arch))
+    files = {unit.file: unit.text for unit in device} | host
+    return cache.obtain(cache.content_key(_identity(files, tools, arch)), name, make) / name
+
+
+def _cubin(unit: Unit, tools: Toolchain, arch: str, progress: Progress | None) -> Path:
+    """The folder in the cache with the cubin of a unit, compiled if it is not there yet."""
+
+    def make(folder: Path) -> None:
+        (folder / unit.file).write_text(unit.text)
+        compile_unit(folder, unit.file, tools, arch, progress or (lambda message: None))
+
+    key = cache.content_key(_device_identity(unit, tools, arch))
     if (reason := cache.rejection(key)) is not None:
         raise SpillError.of(reason, "choose a smaller tile")
     try:
-        return cache.obtain(key, name, make) / name
+        return cache.obtain(key, CUBIN, make)
     except SpillError as error:
         cache.reject(key, error.diagnostics[0].message)
         raise
@@ -173,19 +206,33 @@ def as_tiles(plan: Plan, tiles: Tiles, dims: Mapping[str, int] | None = None) ->
 
 def _identity(files: Mapping[str, str], tools: Toolchain, arch: str) -> dict[str, str]:
     """Everything an artifact depends on: generated text, templates, flags, tools, versions (case N3)."""
-    templates = {
-        f"templates/{path.relative_to(templates_dir())}": path.read_text()
-        for path in sorted(templates_dir().rglob("*.h*"))
-    }
     return {
         **{f"source/{name}": text for name, text in files.items()},
-        **templates,
+        **_templates("**/*.h"),
+        **_tools(tools),
         "flags": repr((DEVICE_FLAGS, arch_flags(arch), HOST_FLAGS, LINK_FLAGS)),
-        "nvcc": tools.nvcc_version,
-        "cxx": tools.cxx_version,
-        "cutlass": tools.cutlass_version,
-        "coda": __version__,
     }
+
+
+def _device_identity(unit: Unit, tools: Toolchain, arch: str) -> dict[str, str]:
+    """Everything a unit of device code depends on: the same without templates/host, which is the launcher's."""
+    return {
+        f"source/{unit.file}": unit.text,
+        **_templates("*.h"),
+        **_tools(tools),
+        "flags": repr((DEVICE_FLAGS, arch_flags(arch))),
+    }
+
+
+def _tools(tools: Toolchain) -> dict[str, str]:
+    """The host compiler preprocesses device code, too."""
+    versions = {"nvcc": tools.nvcc_version, "cxx": tools.cxx_version, "cutlass": tools.cutlass_version}
+    return versions | {"coda": __version__}
+
+
+def _templates(pattern: str) -> dict[str, str]:
+    found = sorted(templates_dir().glob(pattern))
+    return {f"templates/{path.relative_to(templates_dir())}": path.read_text() for path in found}
 
 
 def _copy_whole(source: Path, target: Path) -> None:

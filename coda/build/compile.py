@@ -1,4 +1,4 @@
-"""Sources to ``NAME.so``: nvcc makes the cubin while the host compiler makes the launcher; then one link.
+"""Sources to ``NAME.so``: nvcc makes the cubins while the host compiler makes the launcher; then one link.
 
 Everything happens inside one folder and all output of the tools is kept there in ``build.log``; a failure is one
 line that names the log.
@@ -9,9 +9,8 @@ from __future__ import annotations
 import re
 import subprocess
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from coda.build.toolchain import Toolchain
@@ -32,15 +31,13 @@ LINK_FLAGS = (
 )  # fmt: skip
 _FATAL = re.compile(r"\((C7504|C7508|C7510)\)[^\n]*")
 
-CUBIN_ASSEMBLY = """\
-# The device code, as data.
-    .section .rodata
+CUBIN = "device.cubin"
+_EMBEDDED = """\
     .balign 16
-    .globl coda_cubin
-    .hidden coda_cubin
-coda_cubin:
-    .incbin "device.cubin"
-    .section .note.GNU-stack, "", @progbits
+    .globl coda_cubin_{i}
+    .hidden coda_cubin_{i}
+coda_cubin_{i}:
+    .incbin "{path}"
 """
 
 
@@ -57,79 +54,59 @@ class KernelReport:
     registers: int
     spill_bytes: int
 
-
-@dataclass
-class BuildReport:
-    kernels: list[KernelReport] = field(default_factory=list)
-    device_seconds: float = 0.0
-    host_seconds: float = 0.0
-
-    @property
-    def summary(self) -> str:
-        kernels = ", ".join(
-            f"{k.symbol}: {k.registers} registers" + (f", {k.spill_bytes} bytes spilled" if k.spill_bytes else "")
-            for k in self.kernels
-        )
-        return f"{kernels}; device {self.device_seconds:.0f} s, host {self.host_seconds:.0f} s"
-
-
-def compile_artifact(
-    folder: Path, name: str, tools: Toolchain, arch: str, progress: Progress | None = None
-) -> BuildReport:
-    """Build ``folder/NAME.so`` from ``kernels.cu``, ``host.cpp`` and ``NAME.h`` in the folder."""
-    say = progress or (lambda message: None)
-    report = BuildReport()
-    log = _Log(folder / "build.log")
-    say(f"compiling {name} for {arch}")
-    with ThreadPoolExecutor(2) as pool:
-        device = pool.submit(compile_device, folder, tools, arch, log, report)
-        host = pool.submit(compile_host, folder, tools, log, report)
-        host.result()
-        device.result()
-    link(folder, name, tools, log)
-    say(report.summary)
-    return report
+    def __str__(self) -> str:
+        spills = f", {self.spill_bytes} bytes spilled" if self.spill_bytes else ""
+        return f"{self.symbol}: {self.registers} registers{spills}"
 
 
 class SpillError(CodaError):
     """A variant that is not worth having: registers go to memory between its matrix instructions."""
 
 
-def compile_device(folder: Path, tools: Toolchain, arch: str, log: _Log, report: BuildReport) -> None:
+def compile_unit(folder: Path, file: str, tools: Toolchain, arch: str, say: Progress) -> None:
+    """``folder/device.cubin`` from a file of device code in the folder."""
+    say(f"compiling {file} for {arch}")
+    log = Log(folder / "build.log")
     command = [
         str(tools.nvcc), *DEVICE_FLAGS, *arch_flags(arch), "-ccbin", str(tools.cxx), f"-I{templates_dir()}",
-        f"-I{tools.cutlass_include}", "-o", "device.cubin", "kernels.cu",
+        f"-I{tools.cutlass_include}", "-o", CUBIN, file,
     ]  # fmt: skip
     start = time.monotonic()
     output = log.run(command, folder, "the device code")
-    report.device_seconds = time.monotonic() - start
+    seconds = time.monotonic() - start
     fatal = _FATAL.search(output)
     if fatal:
         raise CodaError.of(f"ptxas serialised the tensor cores: {fatal[0]}", f"the log is {log.path}")
-    report.kernels = parse_ptxas(output)
-    spilling = local_memory_in_mainloop(folder / "device.cubin", tools, log)
+    spilling = local_memory_in_mainloop(folder / CUBIN, tools)
     if spilling:
         raise SpillError.of(
             f"kernel '{spilling}' spills registers inside its k-loop", f"choose a smaller tile; {log.path}"
         )
+    say("; ".join(map(str, parse_ptxas(output))) + f"; {seconds:.0f} s")
 
 
-def compile_host(folder: Path, tools: Toolchain, log: _Log, report: BuildReport) -> None:
+def compile_host(folder: Path, tools: Toolchain) -> None:
+    """``folder/host.o`` from ``host.cpp`` and ``NAME.h`` in the folder."""
     includes = (f"-I{templates_dir()}", f"-isystem{tools.cuda_include}")
     command = [str(tools.cxx), *HOST_FLAGS, *includes, "-c", "-o", "host.o", "host.cpp"]
-    start = time.monotonic()
-    log.run(command, folder, "the launcher")
-    report.host_seconds = time.monotonic() - start
+    Log(folder / "build.log").run(command, folder, "the launcher")
 
 
-def link(folder: Path, name: str, tools: Toolchain, log: _Log) -> None:
-    """The cubin enters as data here, so that the launcher need not wait for it to be compiled."""
-    (folder / "cubin.S").write_text(CUBIN_ASSEMBLY)
+def link(folder: Path, name: str, tools: Toolchain, cubins: Sequence[Path]) -> None:
+    """``folder/NAME.so`` from ``host.o`` and the cubins, which enter as data only here: the launcher need not wait."""
+    (folder / "cubins.S").write_text(embedded(cubins))
     command = [
-        str(tools.cxx), *LINK_FLAGS, "-o", f"{name}.so", "host.o", "cubin.S", f"-L{tools.cuda_lib}", "-lcudart_static",
-        "-lpthread", "-ldl", "-lrt",
+        str(tools.cxx), *LINK_FLAGS, "-o", f"{name}.so", "host.o", "cubins.S", f"-L{tools.cuda_lib}",
+        "-lcudart_static", "-lpthread", "-ldl", "-lrt",
     ]  # fmt: skip
-    log.run(command, folder, "the link")
+    Log(folder / "build.log").run(command, folder, "the link")
+
+
+def embedded(cubins: Sequence[Path]) -> str:
+    """Assembly that holds the cubins as data."""
+    parts = ["# The device code, as data.\n    .section .rodata\n"]
+    parts += [_EMBEDDED.format(i=i, path=path) for i, path in enumerate(cubins)]
+    return "".join(parts) + '    .section .note.GNU-stack, "", @progbits\n'
 
 
 def parse_ptxas(output: str) -> list[KernelReport]:
@@ -148,7 +125,7 @@ def parse_ptxas(output: str) -> list[KernelReport]:
     return kernels
 
 
-def local_memory_in_mainloop(cubin: Path, tools: Toolchain, log: _Log) -> str | None:
+def local_memory_in_mainloop(cubin: Path, tools: Toolchain) -> str | None:
     """The first kernel with a load or store of local memory between two wgmma instructions; None where there is none
     or no cuobjdump to look with."""
     if tools.cuobjdump is None:
@@ -167,7 +144,7 @@ def find_local_memory(sass: str) -> str | None:
     return None
 
 
-class _Log:
+class Log:
     """All commands and their output, in one file."""
 
     def __init__(self, path: Path):

@@ -16,10 +16,11 @@ struct DeviceState {
   int max_clusters[kMaxKernels];  // resident at once; 0 for kernels without clusters
 };
 
-// One per artifact. The library is loaded once for all devices; CUDA instantiates it on each by itself.
+// One per artifact. The cubins are loaded once for all devices; CUDA instantiates them on each by itself.
 struct State {
   pthread_mutex_t mutex;
-  cudaLibrary_t library;
+  bool loaded;
+  cudaLibrary_t cubins[kMaxKernels];
   cudaKernel_t kernels[kMaxKernels];
   EncodeTiled encode;
   DeviceState devices[kMaxDevices];
@@ -65,9 +66,9 @@ inline int check_arch(Image const& image, int device) {
   return CODA_WRONG_ARCH;
 }
 
-inline int load_library(Image const& image) {
+inline int load_cubins(Image const& image) {
   State& s = state();
-  if (s.library) return CODA_OK;
+  if (s.loaded) return CODA_OK;
   cudaDriverEntryPointQueryResult found;
   void* encode = nullptr;
   char const* name = "cuTensorMapEncodeTiled";
@@ -78,14 +79,17 @@ inline int load_library(Image const& image) {
     return CODA_CUDA_ERROR;
   }
   s.encode = reinterpret_cast<EncodeTiled>(encode);
-  cudaLibrary_t library = nullptr;
-  error = cudaLibraryLoadData(&library, image.cubin, nullptr, nullptr, 0, nullptr, nullptr, 0);
-  if (int status = cuda_status(error, "cudaLibraryLoadData")) return status;
-  for (int i = 0; i < image.kernel_count; ++i) {
-    error = cudaLibraryGetKernel(&s.kernels[i], library, image.kernels[i].symbol);
-    if (int status = cuda_status(error, image.kernels[i].symbol)) return status;
+  for (int i = 0; i < image.cubin_count; ++i) {
+    if (s.cubins[i]) continue;  // an earlier call failed behind it
+    error = cudaLibraryLoadData(&s.cubins[i], image.cubins[i], nullptr, nullptr, 0, nullptr, nullptr, 0);
+    if (int status = cuda_status(error, "cudaLibraryLoadData")) return status;
   }
-  s.library = library;
+  for (int i = 0; i < image.kernel_count; ++i) {
+    Kernel const& kernel = image.kernels[i];
+    error = cudaLibraryGetKernel(&s.kernels[i], s.cubins[kernel.cubin], kernel.symbol);
+    if (int status = cuda_status(error, kernel.symbol)) return status;
+  }
+  s.loaded = true;
   return CODA_OK;
 }
 
@@ -119,7 +123,7 @@ inline int warm(Image const& image, int device) {
   if (d.ready.load(std::memory_order_acquire)) return CODA_OK;
   if (int status = check_arch(image, device)) return status;
   if (int status = attribute(device, cudaDevAttrMultiProcessorCount, &d.multiprocessors)) return status;
-  if (int status = load_library(image)) return status;
+  if (int status = load_cubins(image)) return status;
   for (int i = 0; i < image.kernel_count; ++i) {
     int status = prepare_kernel(image.kernels[i], s.kernels[i], d.multiprocessors, &d.max_clusters[i]);
     if (status) return status;

@@ -11,7 +11,7 @@
 namespace coda::host {
 
 constexpr int kMaxArgs = 64;
-constexpr int kMaxTensors = 128;  // arguments and temporaries
+constexpr int kMaxTensors = 128;  // arguments, temporaries, and what a loop sees of them
 constexpr int kMaxOffsets = 3;
 constexpr int kMaxSpaces = 4;
 constexpr int kMaxRank = 8;
@@ -115,14 +115,16 @@ struct Variant {
 
 struct Kernel {
   char const* symbol;
+  int cubin;
   int cluster_m, cluster_n;  // 0: launched without clusters
   int threads;
   int shared_bytes;
 };
 
-// The cubin and its kernels.
+// The cubins and their kernels.
 struct Image {
-  void const* cubin;
+  void const* const* cubins;
+  int cubin_count;
   char const* arch;
   int compute_capability;  // 10 * major + minor
   Kernel const* kernels;
@@ -206,7 +208,25 @@ struct Temporary {
   int buffer;
 };
 
-// Tensors are counted through: arguments, then temporaries.
+// What the steps of a loop see of an argument: its chunk along a dim.
+struct Part {
+  char const* name;
+  int of, dim;
+};
+
+// Steps [first, end) run for one chunk after the other of an axis, `width` positions of it; `variable` is the size of
+// the chunk. In the count of tensors the parts stand behind the temporaries, then `start`, the chunk's first position.
+struct Loop {
+  int first, end;
+  Extent axis;
+  int64_t width;
+  int variable;
+  Part const* parts;
+  int part_count;
+  char const* start;
+};
+
+// Tensors are counted through: arguments, then temporaries, then those of the loop.
 struct Program {
   char const* name;
   char const* usage;  // "'name' takes 3 arguments (a, b, c)"
@@ -223,10 +243,14 @@ struct Program {
   int step_count;
   int partial_step;  // whose partial results are outputs; -1: none
   int design_sms;
+  Loop const* loop;  // null where every step runs once
 };
 
 inline char const* tensor_name(Program const& program, int tensor) {
-  return tensor < program.arg_count ? program.args[tensor].name : program.temporaries[tensor - program.arg_count].name;
+  if (tensor < program.arg_count) return program.args[tensor].name;
+  if ((tensor -= program.arg_count) < program.temporary_count) return program.temporaries[tensor].name;
+  tensor -= program.temporary_count;
+  return tensor < program.loop->part_count ? program.loop->parts[tensor].name : program.loop->start;
 }
 
 // A table that may be empty: {pointer, count} for two members of a struct above.

@@ -18,9 +18,10 @@ from typing import Any
 import pytest
 
 from coda.build import toolchain
-from coda.build.compile import CUBIN_ASSEMBLY, LINK_FLAGS, BuildReport, _Log, compile_host, link
+from coda.build.compile import LINK_FLAGS, Log, compile_host, embedded, link
 from coda.build.describe import Metadata
 from coda.build.host import header, host_source
+from coda.build.units import units
 from coda.errors import CodaError
 from coda.frontend import load
 from coda.runtime.dlpack import DLTensor
@@ -121,15 +122,16 @@ def host_of(folder: Path, schedule: whole.Schedule, fake: bool = False, tiles: S
     assembly = whole.Assembly(schedule, tuple(built))
     (folder / "host.cpp").write_text(host_source(name, [assembly], Metadata(cutlass="4.2.0", nvcc="13.0.88")))
     (folder / f"{name}.h").write_text(header(name, [schedule]))
-    (folder / "device.cubin").write_bytes(b"no device code")
-    log = _Log(folder / "build.log")
-    compile_host(folder, tools(), log, BuildReport())
+    (folder / "no.cubin").write_bytes(b"no device code")
+    cubins = [folder / "no.cubin"] * len(units([assembly]))
+    compile_host(folder, tools())
     if not fake:
-        link(folder, name, tools(), log)
+        link(folder, name, tools(), cubins)
         return folder / f"{name}.so"
-    (folder / "cubin.S").write_text(CUBIN_ASSEMBLY)
+    (folder / "cubins.S").write_text(embedded(cubins))
     source = [f"-isystem{tools().cuda_include}", "-std=c++17", "-fPIC", str(HERE / "fake_cuda.cpp")]
-    log.run([str(tools().cxx), *LINK_FLAGS, *source, "-o", f"{name}.so", "host.o", "cubin.S"], folder, "the fake")
+    command = [str(tools().cxx), *LINK_FLAGS, *source, "-o", f"{name}.so", "host.o", "cubins.S"]
+    Log(folder / "build.log").run(command, folder, "the fake")
     return folder / f"{name}.so"
 
 

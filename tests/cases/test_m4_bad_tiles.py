@@ -29,14 +29,14 @@ def test_tile_of_the_case() -> None:
 
 def test_failing_compile_is_one_line_and_a_log(tmp_path: Path) -> None:
     (tmp_path / "host.cpp").write_text("int f() { return undeclared; }\n")
-    log = compiling._Log(tmp_path / "build.log")
     with pytest.raises(CodaError) as error:
-        compiling.compile_host(tmp_path, harness.tools(), log, compiling.BuildReport())
+        compiling.compile_host(tmp_path, harness.tools())
     message, hint = error.value.diagnostics[0].message, error.value.diagnostics[0].hint
     assert message.startswith("the launcher does not compile: host.cpp:1:")
     assert "\n" not in message
-    assert hint == f"the whole log is {log.path}"
-    assert "undeclared" in log.path.read_text()
+    log = tmp_path / "build.log"
+    assert hint == f"the whole log is {log}"
+    assert "undeclared" in log.read_text()
 
 
 def test_ptxas_reports_are_read() -> None:

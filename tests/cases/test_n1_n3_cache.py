@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from coda.build import DEFAULT_ARCH, _identity, cache
+from coda.build import DEFAULT_ARCH, _device_identity, _identity, cache
 from coda.build.toolchain import Toolchain
+from coda.build.units import Unit
 
 LIBRARY = "lib.so"
 TOOLS = Toolchain(
@@ -74,3 +75,20 @@ def test_n3_everything_is_in_the_key(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         "arch": lambda: key(arch="sm_100a"),
     }.get(change, key)
     assert changed() != before
+
+
+def test_n3_device_code_depends_on_all_but_the_launcher(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "host").mkdir()
+    (tmp_path / "host" / "bind.h").write_text("// one")
+    (tmp_path / "store.h").write_text("// one")
+    monkeypatch.setattr("coda.build.templates_dir", lambda: tmp_path)
+
+    def key(text: str = "kernel") -> str:
+        return cache.content_key(_device_identity(Unit(("kernel",), text), TOOLS, DEFAULT_ARCH))
+
+    before = key()
+    (tmp_path / "host" / "bind.h").write_text("// two")
+    assert key() == before
+    assert key("another") != before
+    (tmp_path / "store.h").write_text("// two")
+    assert key() != before

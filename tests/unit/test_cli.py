@@ -249,7 +249,7 @@ def test_mistakes_in_a_config(write, capsys, text, message):
 
 def test_lower_without_building_lists_or_writes_the_sources(tmp_path, capsys):
     assert main(["lower", RESIDUAL, "--no-build"]) == 0
-    assert "kernels.cu" in capsys.readouterr().out
+    assert "residual_stats_gemm_128x128.cu" in capsys.readouterr().out
     assert main(["lower", RESIDUAL, "--no-build", "--keep-sources", str(tmp_path / "s"), "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert {Path(p).name for p in report["sources"]} == {p.name for p in (tmp_path / "s").iterdir()}

@@ -14,19 +14,25 @@ from tests.support import RESIDUAL_STATS, program
 
 @pytest.fixture
 def compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
-    """The tiles that a stand-in for the compilers was asked for; it finds that all but 128x160 spill."""
+    """What stand-ins for the compilers were asked for; nvcc finds that all tiles but 128x160 spill."""
     asked: list[str] = []
 
-    def compile_artifact(folder: Path, name: str, *_: object) -> None:
-        text = (folder / "kernels.cu").read_text()
-        tile = next(t.name for t in TILES if f"gemm_{t.name}," in text)
+    def compile_unit(folder: Path, file: str, *_: object) -> None:
+        tile = next(t.name for t in TILES if f"gemm_{t.name}," in (folder / file).read_text())
         asked.append(tile)
         if tile != "128x160":
             raise SpillError.of(f"kernel at {tile} spills registers inside its k-loop")
+        (folder / "device.cubin").write_bytes(b"code")
+        (folder / "build.log").touch()
+
+    def link(folder: Path, name: str, *_: object) -> None:
+        asked.append("launcher")
         (folder / f"{name}.so").write_bytes(b"library")
 
     monkeypatch.setenv("CODA_CACHE", str(tmp_path))
-    monkeypatch.setattr(build, "compile_artifact", compile_artifact)
+    monkeypatch.setattr(build, "compile_unit", compile_unit)
+    monkeypatch.setattr(build, "compile_host", lambda folder, tools: None)
+    monkeypatch.setattr(build, "link", link)
     return asked
 
 
@@ -35,9 +41,10 @@ def test_the_next_tile_is_tried_and_rejections_are_remembered(compiled: list[str
     first = [t.name for t in rank_tiles(plan.gemms[0])]
     path = build.library(plan, None, None, build.DEFAULT_ARCH)
     assert path.read_bytes() == b"library"
-    assert compiled == first[: first.index("128x160") + 1]
+    tried = [*first[: first.index("128x160") + 1], "launcher"]
+    assert compiled == tried
     assert build.library(plan, None, None, build.DEFAULT_ARCH) == path
-    assert len(compiled) == first.index("128x160") + 1  # nothing was compiled again
+    assert compiled == tried  # nothing was compiled again
 
 
 def test_a_tile_that_was_asked_for_is_an_error(compiled: list[str]) -> None:
