@@ -4,15 +4,14 @@
     python -m benchmarks.run --artifacts .bench       # on the GPU: measures, writes one JSON into benchmarks/results
     python -m benchmarks.table                        # the table of README.md, from the JSON files
 
-All candidates of a shape run in the same shuffled rounds (see timing.py), over inputs that are rotated through more
-memory than the L2 holds. Each is first checked against float64: nothing that is wrong by more than twice the error of
-eager torch is timed. The baseline is torch.matmul of the same product: cuBLAS without any epilogue.
+All candidates of a shape run in the same shuffled rounds (see coda/runtime/timing.py), over inputs that are rotated
+through more memory than the L2 holds. Each is first checked against float64: nothing that is wrong by more than twice
+the error of eager torch is timed. The baseline is torch.matmul of the same product: cuBLAS without any epilogue.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import math
 import shlex
 import sys
@@ -24,12 +23,11 @@ import torch
 from torch import Tensor
 
 from benchmarks.records import RESULTS, Row, write
-from benchmarks.timing import CudaTimer, interleave
 from benchmarks.workloads import SHAPES, WORKLOADS, Workload, operands, relative_errors
+from coda.runtime.timing import CudaTimer, interleave, rotating, rotation
 
 ROOT = Path(__file__).resolve().parent.parent
 GATE = 2.0  # largest error allowed, in units of eager torch's error
-L2_BYTES = 60 << 20  # H100 and H200: 50 to 60 MB
 Math = Callable[..., tuple[Tensor, ...]]
 
 
@@ -72,7 +70,7 @@ def main(argv: list[str] | None = None) -> int:
 def measure_shape(m: int, n: int, k: int, args: argparse.Namespace, seconds: float) -> list[Row]:
     """Check, then time, every candidate of every workload at one shape."""
     start = time.monotonic()
-    sets = [operands(m, n, k, seed, "cuda") for seed in range(rotation(m, n, k))]
+    sets = [operands(m, n, k, seed, "cuda") for seed in range(rotation(2 * (m * k + n * k)))]
     calls: dict[tuple[str, str, str | None], Callable[[], object]] = {}
     errors: dict[tuple[str, str, str | None], float] = {}
     for name in (name for name in args.workloads if WORKLOADS[name].at(n)):
@@ -83,11 +81,11 @@ def measure_shape(m: int, n: int, k: int, args: argparse.Namespace, seconds: flo
             if not error <= limit:  # NaN too
                 print(f"  {name} {impl} {tile or ''}: error {error:.2e} is over the gate {limit:.2e}; not timed")
                 continue
-            calls[name, impl, tile] = rotating(function, workload, sets)
+            calls[name, impl, tile] = rotating(function, in_order(workload, sets))
             errors[name, impl, tile] = error
         del want
     baseline = ("", "cublas", None)
-    calls[baseline] = rotating(lambda x, w: torch.matmul(x, w.T), WORKLOADS["gemm"], sets)
+    calls[baseline] = rotating(lambda x, w: torch.matmul(x, w.T), in_order(WORKLOADS["gemm"], sets))
     left = seconds - (time.monotonic() - start)
     measured = interleave(calls, baseline, CudaTimer(), args.rounds, left)
 
@@ -105,15 +103,9 @@ def measure_shape(m: int, n: int, k: int, args: argparse.Namespace, seconds: flo
     return rows
 
 
-def rotation(m: int, n: int, k: int) -> int:
-    """How many operand sets it takes so that a call never finds its operands in the L2."""
-    return max(2, math.ceil(2 * L2_BYTES / (2 * (m * k + n * k))))
-
-
-def rotating(function: Math, workload: Workload, sets: list[dict[str, Tensor]]) -> Callable[[], object]:
-    """A call that takes the next operand set each time."""
-    arguments = itertools.cycle([tuple(s[name] for name in workload.operands) for s in sets])
-    return lambda: function(*next(arguments))
+def in_order(workload: Workload, sets: list[dict[str, Tensor]]) -> list[tuple[Tensor, ...]]:
+    """The operands of the workload, of each set."""
+    return [tuple(s[name] for name in workload.operands) for s in sets]
 
 
 def candidates(workload: Workload, args: argparse.Namespace) -> Iterator[tuple[str, str | None, Math]]:

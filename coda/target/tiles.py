@@ -58,7 +58,7 @@ def candidates(plan: Plan, dims: Mapping[str, int], sms: int = DESIGN_SMS) -> li
         clusters_m = -(-rows // (tile.m * tile.cluster_m))
         clusters_n = -(-columns * plan.lanes // (tile.n * tile.cluster_n))
         at_once = clusters_m * clusters_n * tile.cluster_m * tile.cluster_n <= sms
-        seen = set()
+        seen: set[tuple[str, int]] = set()
         for ordered in orders_of(tile):
             across = clusters_m if ordered.along == "n" else clusters_n
             order = (ordered.along, min(ordered.swizzle, across))
