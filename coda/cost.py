@@ -129,6 +129,11 @@ def _stored_dtypes(program: Program) -> dict[Node, DType]:
     return stored
 
 
+def stored_bytes(program: Program) -> dict[Node, Size]:
+    """The bytes of each value where every operation is a kernel of its own."""
+    return {node: _bytes(node, dtype) for node, dtype in _stored_dtypes(program).items()}
+
+
 def _bytes(node: Node, dtype: DType) -> Size:
     """Scalars and index vectors made on the spot cost nothing."""
     if not node.type.dims or node.op in ("index", "const", "size"):

@@ -31,10 +31,14 @@ LONGEST_OPERAND = 60  # a longer one gets a line of its own
 
 def print_program(program: Program) -> str:
     """The source text of a program."""
-    names = _Names(program)
-    statements = _Statements(program, names)
-    lines = [f"    {line}" for line in (*_dims(program), *statements.lines, *_results(program, statements))]
+    lines = [f"    {line}" for line in (*_dims(program), *statements(program))]
     return "\n".join([*_header(program), *lines, "}"]) + "\n"
+
+
+def statements(program: Program) -> list[str]:
+    """What a program computes and returns, line by line."""
+    body = _Statements(program, _Names(program))
+    return [*body.lines, *_results(program, body)]
 
 
 # The header: parameters and sizes.

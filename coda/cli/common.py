@@ -6,6 +6,9 @@ import argparse
 import json
 import re
 from collections.abc import Sequence
+from pathlib import Path
+
+from coda.errors import CodaError
 
 
 def add_consts(parser: argparse.ArgumentParser) -> None:
@@ -56,6 +59,13 @@ def _pairs(text: str, example: str) -> list[tuple[str, str]]:
 
 def print_json(document: object) -> None:
     print(json.dumps(document, indent=2))
+
+
+def write_text(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise CodaError.of(f"cannot write {path}: {error.strerror}") from None
 
 
 def table(rows: Sequence[tuple[str, ...]], indent: str = "  ") -> str:

@@ -10,9 +10,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from coda.cli.common import add_json, add_request, print_json
+from coda.cli.common import add_json, add_request, print_json, write_text
 from coda.cli.request import from_args
-from coda.errors import CodaError
 from coda.ir import Program
 from coda.passes import derive, partition
 from coda.printer import print_program
@@ -21,7 +20,7 @@ from coda.printer import print_program
 def add(parser: argparse.ArgumentParser) -> None:
     add_request(parser, "a program (.coda) or a config (.toml)")
     parser.add_argument("--wrt", metavar="NAMES", help="parameters that want gradients (default: all that can)")
-    parser.add_argument("--memory", choices=("auto", "low"), default="auto", help="low: recompute products, keep less")
+    parser.add_argument("--memory", choices=("fast", "low"), default="fast", help="low: recompute products, keep less")
     parser.add_argument(
         "--numerics", choices=("fused", "eager"), default="fused", help="eager: no rewrite moves a rounding"
     )
@@ -38,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     texts = [t for p in programs for t in (_kernels(p) if args.kernels else [print_program(p)])]
     text = "\n".join(["".join(f"# {note}\n" for note in notes), *texts]).lstrip("\n")
     if args.output is not None:
-        _write(args.output, text)
+        write_text(args.output, text)
     if args.json:
         print_json(
             {"saved": backward.saved, "gradients": backward.gradients, "notes": [str(n) for n in notes], "text": text}
@@ -51,10 +50,3 @@ def run(args: argparse.Namespace) -> int:
 def _kernels(program: Program) -> list[str]:
     """The kernels of a program, each as the program it computes, in launch order."""
     return [f"# {kernel.kind} kernel\n{print_program(kernel.program)}" for kernel in partition(program).kernels]
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text)
-    except OSError as error:
-        raise CodaError.of(f"cannot write {path}: {error.strerror}") from None

@@ -365,10 +365,10 @@ def _reason(kernel: Kernel) -> str:
         count = len(kernel.group.dots)
         how = {"N": "that share their left operand", "M": "that share their right operand", "K": "added up in one sum"}
         return "a product" if count == 1 else f"{count} products {how[kernel.group.kind]}"
-    return _REASONS[kernel.kind]
+    return REASONS[kernel.kind]
 
 
-_REASONS = {
+REASONS = {
     "row": "it needs statistics of whole rows, and a kernel with a product makes only tiles of them",
     "map": "no product makes or reads these values tile by tile",
     "finish": "the tiles of a kernel reduce a part each; behind it the parts are added up in fixed order",

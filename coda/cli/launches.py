@@ -1,0 +1,180 @@
+"""The launches of a lowered program, each a program itself: what it computes, reads and writes, and what that costs.
+
+A step of a schedule is one launch, and one more for each finish kernel behind it. These read what the tiles or blocks
+of the first left in the workspace, so a step is cut apart here at the reductions that its kernel only begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import sympy
+
+from coda.cost import Gpu, cost, output_bytes, read_bytes
+from coda.ir import Node, Output, Param, Program, Size, dim_size, substitute, topological
+from coda.ops import OPS, build
+from coda.passes.merge import merge
+from coda.passes.naming import Fresh, taken_names
+from coda.passes.partition import REASONS
+from coda.passes.schedule import LEAVES
+from coda.passes.schedule import Schedule as Stages
+from coda.printer import statements
+from coda.target.blocks import Lowered
+from coda.target.plan import BAND, TILES, Plan, Tile, Variant
+from coda.target.rowplan import TOTAL_BLOCKS, RowPlan
+from coda.target.schedule import Kernel
+
+RENAMING = {"transpose", "layout", "default", "partial"}  # no work of their own
+FREE = LEAVES | RENAMING
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor that a launch reads or writes: its type as written, and the bytes that move."""
+
+    name: str
+    type: str
+    bytes: Size
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel, or the finish kernels of one. ``reason`` says why it is a kernel of its own, None where a product
+    hosts it."""
+
+    name: str
+    kind: str  # "gemm", "row", "map" or "finish"
+    count: int  # of launches
+    program: Program
+    reads: tuple[Tensor, ...]
+    writes: tuple[Tensor, ...]
+
+    @property
+    def reason(self) -> str | None:
+        return REASONS.get(self.kind)
+
+    @property
+    def operations(self) -> tuple[Node, ...]:
+        return tuple(n for n in self.program.nodes() if n.op not in FREE)
+
+    @property
+    def statements(self) -> list[str]:
+        """What it computes, as text."""
+        return statements(self.program)
+
+    @property
+    def flops(self) -> Size:
+        return cost(self.program).flops
+
+    @property
+    def bytes(self) -> Size:
+        return sympy.Add(*(t.bytes for t in (*self.reads, *self.writes)))
+
+    def seconds(self, sizes: Mapping[str, int], gpu: Gpu) -> float | None:
+        """The least time on a GPU; None where a size is not known."""
+        flops, moved = (known(x, sizes) for x in (self.flops, self.bytes))
+        return None if flops is None or moved is None else max(flops / gpu.bf16_flops, moved / gpu.bytes_per_second)
+
+    def document(self, sizes: Mapping[str, int], gpu: Gpu) -> dict[str, Any]:
+        """As JSON. Numbers are None where a size is not known; formulas stand beside them."""
+        seconds = self.seconds(sizes, gpu)
+        return {
+            "name": self.name,
+            "kind": self.kind,
+            "launches": self.count,
+            "operations": self.statements,
+            "reads": [_document(t, sizes) for t in self.reads],
+            "writes": [_document(t, sizes) for t in self.writes],
+            "flops": known(self.flops, sizes),
+            "bytes": known(self.bytes, sizes),
+            "floor_ms": None if seconds is None else 1e3 * seconds,
+            "formulas": {"flops": str(self.flops), "bytes": str(self.bytes)},
+            "reason": self.reason,
+        }
+
+
+def known(formula: Size, sizes: Mapping[str, int]) -> int | None:
+    """A formula as a number; None where a size is not known."""
+    value = sympy.sympify(formula).subs({s: sizes[s.name] for s in formula.free_symbols if s.name in sizes})
+    return int(value) if value.is_number else None
+
+
+def _document(tensor: Tensor, sizes: Mapping[str, int]) -> dict[str, Any]:
+    return {"name": tensor.name, "type": tensor.type, "bytes": known(tensor.bytes, sizes)}
+
+
+def launches(lowered: Lowered, tiles: Mapping[str, Tile]) -> list[Launch]:
+    """The launches of a program in order. ``tiles``: of its GEMMs, by name."""
+    steps = zip(lowered.schedule.steps, lowered.parts, strict=True)
+    return [launch for step, part in steps for launch in _Step(step, part, tiles.get(step.name, TILES[0])).launches()]
+
+
+class _Step:
+    """A step of a schedule, taken apart into its kernel and what finishes it."""
+
+    def __init__(self, step: Kernel, part: Program, tile: Tile):
+        self.step, self.part, self.tile = step, part, tile
+        results = {arg for f in step.finishings for _, arg, _ in f.results}
+        self.finished = [o for o in part.outputs if (o.into or o.name) in results]
+        self.late = Stages(part, merge(part)[0]).late if self.finished else set()
+
+    def launches(self) -> list[Launch]:
+        outputs = [o for o in self.part.outputs if o not in self.finished]
+        if not self.finished:
+            return [self.launch(self.step.name, self.step.kind, 1, outputs, {})]
+        between = self.between()
+        first = self.launch(self.step.name, self.step.kind, 1, [*outputs, *between.values()], {})
+        name, count = f"{self.step.name}_finish", len(self.step.finishings)
+        return [first, self.launch(name, "finish", count, self.finished, between)]
+
+    def between(self) -> dict[Node, Output]:
+        """What the first kernel leaves for the finish kernel: reductions that its tiles begin, and values of rows."""
+        fresh, called = Fresh(taken_names(self.part)), dict(self.part.names)
+        found = {}
+        for node in topological([o.value for o in self.finished], lambda n: () if self.is_first(n) else n.args):
+            if not self.is_first(node):
+                continue
+            begun = node in self.late
+            value = build("partial", node, span=node.span) if begun else node
+            name = called.get(node, node.op.removeprefix("reduce_"))
+            found[node] = Output(fresh(f"{name}_partial" if begun else name), value, value.type)
+        return found
+
+    def is_first(self, node: Node) -> bool:
+        """Whether the first kernel computes a value, or begins it: one of the product, or of reductions of rows. The
+        finish kernel computes others itself."""
+        inside = topological([node])
+        heavy = any(OPS[n.op].family == "reduce" or n.op == "dot" for n in inside)
+        if isinstance(self.step, Plan):
+            heavy = any(n.op == "dot" for n in inside)
+        return heavy and (node not in self.late or not any(a in self.late for a in node.args))
+
+    def launch(self, name: str, kind: str, count: int, outputs: list[Output], between: Mapping[Node, Output]) -> Launch:
+        """The launch that makes some outputs of parameters and of what the launch before has left."""
+        inputs = {n: build("input", name=o.name, type=n.type) for n, o in between.items()}
+        new = substitute([o.value for o in outputs], inputs)
+        results = [replace(o, value=new[o.value]) for o in outputs]
+        read = {n.attr("name") for n in topological(o.value for o in results) if n.op == "input"}
+        params = [p for p in self.part.params if p.name in read or any(o.into == p.name for o in results)]
+        params += [Param(o.name, o.type) for o in between.values()]
+        program = Program.of(name, params, results, {new[n]: called for n, called in self.part.names if n in new})
+        moved = read_bytes(program) | {o.name: self.written(o) for o in between.values()}
+        reads = tuple(Tensor(p.name, str(p.type), moved[p.name]) for p in params if p.name in moved)
+        writes = tuple(Tensor(o.into or o.name, str(o.type), self.written(o)) for o in results)
+        return Launch(name, kind, count, program, reads, writes)
+
+    def written(self, output: Output) -> Size:
+        """The bytes of an output; a partial one has as many values as the kernel has tiles, bands or blocks."""
+        if not output.is_partial:
+            return output_bytes(output)
+        return output.type.elements * output.type.dtype.bytes * self.partials(output.value.args[0])
+
+    def partials(self, reduction: Node) -> Size:
+        rows = dim_size(self.step.rows)
+        if isinstance(self.step, RowPlan):
+            return sympy.Min(rows, TOTAL_BLOCKS)
+        if set(reduction.attr("axes")) & {a.name for a in self.step.rows}:
+            return sympy.ceiling(rows / BAND)
+        return sympy.ceiling(dim_size(self.step.columns) / Variant(self.step, self.tile, "").columns)

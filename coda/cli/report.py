@@ -1,0 +1,222 @@
+"""The report of ``coda explain``: programs as launches, with costs, as text and as JSON."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from coda.cli import planview, rowview
+from coda.cli.common import human_bytes, table
+from coda.cli.launches import FREE, Launch, known, launches
+from coda.cost import Cost, Gpu, cost
+from coda.errors import CodaError
+from coda.ir import Node, Program
+from coda.passes.labels import Note
+from coda.target import TILES, Tile, choose_tile, parse_tile
+from coda.target.blocks import Lowered, lower_noting
+from coda.target.plan import Plan
+from coda.target.rowplan import RowPlan
+from coda.target.schedule import Kernel
+
+WAYS = {
+    "fused": "one kernel",
+    "two_kernels": "product, then one kernel",
+    "one_by_one": "one kernel for each operation",
+}
+
+
+@dataclass(frozen=True)
+class Side:
+    """A program as launches, or why it has none."""
+
+    program: Program
+    sizes: Mapping[str, int]
+    formulas: Cost
+    lowered: Lowered | None
+    tiles: Mapping[str, Tile]  # of GEMMs, by name
+    launches: tuple[Launch, ...]
+    refusal: str | None = None  # why the kernels would not take these sizes
+    reason: CodaError | None = None  # why there is no kernel
+
+    @classmethod
+    def of(cls, program: Program, sizes: Mapping[str, int], tile: str | None = None) -> Side:
+        formulas = cost(program)
+        try:
+            lowered = lower_noting(program)
+        except CodaError as error:  # what it costs can be told all the same
+            return cls(program, sizes, formulas, None, {}, (), reason=error)
+        gemms = lowered.schedule.gemms
+        tiles = {plan.name: parse_tile(tile) if tile else choose_tile(plan, sizes) for plan in gemms}
+        refusal = None
+        if all(known(size, sizes) is not None for arg in lowered.schedule.args for size in arg.dims):
+            refusal = planview.refusal(lowered.schedule, sizes, next(iter(tiles.values()), TILES[0]))
+        return cls(program, sizes, formulas, lowered, tiles, tuple(launches(lowered, tiles)), refusal)
+
+    @property
+    def notes(self) -> tuple[Note, ...]:
+        """What the passes did that cut it into kernels."""
+        return tuple(n for n in self.lowered.notes if n.rule != "partition") if self.lowered else ()
+
+    @property
+    def steps(self) -> tuple[Kernel, ...]:
+        return self.lowered.schedule.steps if self.lowered else ()
+
+    def count(self) -> Counter[str]:
+        """The launches of each kind."""
+        count: Counter[str] = Counter()
+        for launch in self.launches:
+            count[launch.kind] += launch.count
+        return count
+
+    def moved(self) -> int | None:
+        """The bytes that all launches move; None where a size is not known."""
+        return _total([known(launch.bytes, self.sizes) for launch in self.launches])
+
+    def seconds(self, gpu: Gpu) -> float | None:
+        """The sum of the floors of the launches, which run one after the other."""
+        return _total([launch.seconds(self.sizes, gpu) for launch in self.launches])
+
+    def plan(self, step: Kernel) -> dict[str, Any]:
+        if isinstance(step, RowPlan):
+            return rowview.document(step)
+        return planview.document(step, self.tiles[step.name])
+
+    def plan_text(self, step: Plan | RowPlan) -> list[str]:
+        return rowview.text(step) if isinstance(step, RowPlan) else planview.text(step, self.tiles[step.name])
+
+    def operations(self) -> list[dict[str, Any]]:
+        """Each operation: its result, where it was written, the kernel it runs in, and why not in a product's."""
+        if self.launches:
+            return [_operation(n, x.program, x.name, x.reason) for x in self.launches for n in x.operations]
+        reason = self.reason.diagnostics[0].message if self.reason else None
+        return [_operation(n, self.program, None, reason) for n in self.program.nodes() if n.op not in FREE]
+
+    def document(self, gpu: Gpu) -> dict[str, Any]:
+        """The side as JSON. Numbers are None where a size is not known."""
+        numbers, moved, seconds = self.formulas.at(self.sizes), self.moved(), self.seconds(gpu)
+        plans = {step.name: self.plan(step) for step in self.steps}
+        unfused = known(self.formulas.one_by_one, self.sizes)
+        return {
+            "kernel": next(iter(plans.values())) if len(plans) == 1 else None,
+            "kernels": [x.document(self.sizes, gpu) | {"plan": plans.get(x.name)} for x in self.launches],
+            "launches": self.count().total(),
+            "between": {t.name: f"{t.dtype}[{', '.join(t.axes)}]" for t in self.temporaries},
+            "totals": {
+                "launches": dict(self.count()),
+                "flops": known(self.formulas.flops, self.sizes),
+                "bytes_fused": moved if self.launches else None,
+                "bytes_unfused": unfused,
+                "floor_ms": _milliseconds(seconds) if self.launches else None,
+            },
+            "operations": self.operations(),
+            "refusal": self.refusal,
+            "reason": self.reason.diagnostics[0].message if self.reason else None,
+            "formulas": {f.name: str(getattr(self.formulas, f.name)) for f in fields(Cost)},
+            "values": {f.name: known(getattr(self.formulas, f.name), self.sizes) for f in fields(Cost)},
+            "floor_ms": {w: _milliseconds(numbers.seconds(w, gpu)) if numbers.is_number else None for w in WAYS},
+        }
+
+    @property
+    def temporaries(self) -> tuple[Any, ...]:
+        return self.lowered.schedule.temporaries if self.lowered else ()
+
+    def text(self, gpu: Gpu) -> list[str]:
+        lines = []
+        for step in self.steps:
+            lines += [f"  {step.name}"] if len(self.steps) > 1 else []
+            lines += self.plan_text(step)
+        lines += [f"  refused at these sizes: {self.refusal}"] if self.refusal else []
+        lines += ["not lowered:", str(self.reason)] if self.reason is not None else []
+        lines += self._elsewhere()
+        costs = self._costs(gpu) if self.formulas.at(self.sizes).is_number else self._formulas()
+        return [*lines, "", *costs]
+
+    def _elsewhere(self) -> list[str]:
+        """The operations that no kernel with a product hosts, and why."""
+        if not any(x.kind == "gemm" for x in self.launches):
+            return []
+        return [line for x in self.launches if x.reason for line in
+                (f"  {x.name} is a kernel of its own: {x.reason}", *(f"    {s}" for s in x.statements))]  # fmt: skip
+
+    def _costs(self, gpu: Gpu) -> list[str]:
+        numbers, moved, seconds = self.formulas.at(self.sizes), self.moved(), self.seconds(gpu)
+        several = len(self.launches) > 1
+        rows = [self._row(x, gpu) for x in self.launches] if several else []
+        if self.launches and moved is not None and seconds is not None:
+            rows.append(_row("all of them" if several else WAYS["fused"], numbers.flops, moved, seconds))
+        products = sum(n.op == "dot" for n in self.program.nodes())
+        for way in ("two_kernels", "one_by_one") if products == 1 and len(self.steps) < 2 else ("one_by_one",):
+            rows.append(_row(WAYS[way], 0, float(getattr(numbers, way)), numbers.seconds(way, gpu)))
+        rows.insert(0, ("", "GFLOP", "bytes moved", f"floor on {gpu.name}"))
+        rates = f"{gpu.bf16_flops / 1e12:.0f} TFLOP/s and {gpu.bytes_per_second / 1e12:.2f} TB/s"
+        kinds = ", ".join(f"{count} {kind}" for kind, count in self.count().items())
+        text = table(rows if several else [(name, *rest) for name, _, *rest in rows])
+        footer = f"  {float(numbers.flops) / 1e9:.1f} GFLOP; floors at {rates}, as measured"
+        return [text, *([f"  launches: {kinds}"] if several else []), footer]
+
+    def _row(self, launch: Launch, gpu: Gpu) -> tuple[str, ...]:
+        flops, moved = (known(x, self.sizes) or 0 for x in (launch.flops, launch.bytes))
+        return _row(launch.name, flops, moved, launch.seconds(self.sizes, gpu) or 0.0)
+
+    def _formulas(self) -> list[str]:
+        rows = [("operations", str(self.formulas.flops))]
+        if len(self.launches) > 1:
+            rows += [(f"bytes, {x.name}", str(x.bytes)) for x in self.launches]
+            rows.append((f"bytes, {WAYS['one_by_one']}", str(self.formulas.one_by_one)))
+        else:
+            rows += [(f"bytes, {title}", str(getattr(self.formulas, way))) for way, title in WAYS.items()]
+        sizes = ",".join(f"{axis.name}=4096" for axis in self.program.free_axes)
+        return [table(rows), f"  give all sizes for numbers, as in --dims {sizes}"]
+
+
+@dataclass(frozen=True)
+class Report:
+    """What is known of a program, and of its backward where that is wanted."""
+
+    name: str
+    dims: Mapping[str, int]
+    gpu: Gpu
+    sides: tuple[Side, ...]
+    notes: tuple[Note, ...]
+
+    def document(self) -> dict[str, Any]:
+        forward, *backward = (side.document(self.gpu) for side in self.sides)
+        notes = [{"rule": n.rule, "sentence": n.sentence, "label": str(n.label) if n.label else None,
+                  "line": n.span.line if n.span else None} for n in self.notes]  # fmt: skip
+        document = {"program": self.name, "dims": dict(self.dims), "gpu": self.gpu.name, **forward, "rewrites": notes}
+        return document | ({"backward": {"program": self.sides[1].program.name, **backward[0]}} if backward else {})
+
+    def text(self) -> str:
+        sizes = ", ".join(f"{name}={size}" for name, size in self.dims.items())
+        lines = [self.name + (f" at {sizes}" if sizes else ""), *self.sides[0].text(self.gpu)]
+        for side in self.sides[1:]:
+            lines += ["", side.program.name, *side.text(self.gpu)]
+        lines += ["", "rewrites", *(f"  {note}" for note in dict.fromkeys(map(str, self.notes)))] if self.notes else []
+        return "\n".join(lines)
+
+
+def _operation(node: Node, program: Program, kernel: str | None, reason: str | None) -> dict[str, Any]:
+    span = node.span
+    return {
+        "operation": node.op.removeprefix("reduce_"),
+        "result": dict(program.names).get(node),
+        "type": str(node.type),
+        "line": span.line if span else None,
+        "column": span.column if span else None,
+        "kernel": kernel,
+        "reason": reason,
+    }
+
+
+def _total(numbers: list[Any]) -> Any:
+    return None if None in numbers else sum(numbers)
+
+
+def _milliseconds(seconds: float | None) -> float | None:
+    return None if seconds is None else 1e3 * seconds
+
+
+def _row(title: str, flops: float, moved: float, seconds: float) -> tuple[str, ...]:
+    return title, f"{float(flops) / 1e9:.1f}" if flops else "", human_bytes(moved), f"{1e3 * seconds:.3f} ms"

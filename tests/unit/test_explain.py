@@ -1,0 +1,116 @@
+"""``coda explain``: launches, tensors, bytes and reasons of the blocks, forward and backward."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from coda.cli import main
+from coda.cli.explain import explain
+from coda.cli.request import Request
+from coda.cost import GPUS, cost
+from coda.frontend import load_path
+from coda.ir import Program
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+LLAMA = str(EXAMPLES / "llama3_block.coda")
+SIZES = {"M": 256, "D": 512, "A": 384, "F": 640, "V": 1000, "B": 2, "T": 128, "N": 512, "HQ": 4, "HK": 2, "P": 300,
+         "f": 32}  # fmt: skip
+
+
+def blocks() -> dict[str, Program]:
+    consts = {"phi3_block": {"HQ": 4, "HK": 2}}
+    paths = sorted(EXAMPLES.glob("*_block.coda"))
+    return {n: p for f in paths for n, p in load_path(f, consts.get(f.stem, {})).programs.items()}
+
+
+BLOCKS = blocks()
+
+
+def report_of(name: str, backward: bool) -> dict:
+    program = BLOCKS[name]
+    symbols = {s.name for a in program.axes for s in a.size.free_symbols}
+    request = Request(program, {n: s for n, s in SIZES.items() if n in symbols})
+    return explain(request, backward=backward).document()
+
+
+@pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
+@pytest.mark.parametrize("name", BLOCKS)
+def test_every_tensor_comes_from_somewhere_and_every_operation_runs_somewhere(name, backward):
+    report = report_of(name, backward)
+    json.dumps(report)
+    sides = [report, report["backward"]] if backward else [report]
+    for side in sides:
+        if side["reason"] is not None:  # not lowered, and each operation says why
+            assert not side["kernels"] and {o["reason"] for o in side["operations"]} == {side["reason"]}
+            continue
+        written: dict[str, int] = {}
+        for kernel in side["kernels"]:
+            for tensor in kernel["reads"]:
+                assert tensor["bytes"] is not None
+                if tensor["name"] in written and not tensor["name"].startswith("d_"):
+                    assert tensor["bytes"] == written[tensor["name"]], tensor
+            written |= {t["name"]: t["bytes"] for t in kernel["writes"]}
+            assert kernel["operations"] and kernel["floor_ms"] > 0
+            assert (kernel["reason"] is None) == (kernel["kind"] == "gemm")
+        assert set(side["between"]) <= written.keys()
+        assert sum(k["bytes"] for k in side["kernels"]) == side["totals"]["bytes_fused"]
+        assert sum(k["flops"] for k in side["kernels"]) == side["totals"]["flops"]
+        assert side["totals"]["bytes_fused"] < side["totals"]["bytes_unfused"]
+        assert sum(side["totals"]["launches"].values()) == side["launches"]
+        names = {k["name"] for k in side["kernels"]}
+        assert side["operations"] and {o["kernel"] for o in side["operations"]} == names
+        products = [o for o in side["operations"] if o["operation"] == "dot"]
+        assert products and all(o["kernel"].count("gemm") for o in products if len(names) > 2)
+
+
+def test_the_launches_of_a_llama_mlp():
+    report = report_of("llama3_mlp", True)
+    assert report["totals"]["launches"] == {"gemm": 3, "finish": 1}
+    assert report["backward"]["totals"]["launches"] == {"gemm": 7, "finish": 2}
+    first, finish = report["kernels"][:2]
+    m, d, a = SIZES["M"], SIZES["D"], SIZES["A"]
+    partial = next(t for t in first["writes"] if "partial" in t["name"])
+    assert partial["bytes"] == m * 4 * (d // 128)  # a value for each row and tile of 128 columns
+    assert partial in finish["reads"]
+    assert first["flops"] == 2 * m * d * a
+    assert first["bytes"] == 2 * (m * a + d * a + m * d + d) + 2 * 2 * m * d + partial["bytes"]
+    assert finish["operations"] == ["return r = rsqrt(sum_partial / size(D) + eps): f32[M]"]
+    assert [r["rule"] for r in report["rewrites"]].count("delay_norm") >= 2
+    assert {"algebraic ('n' is rounded without its row factor)", "bitwise"} <= {r["label"] for r in report["rewrites"]}
+
+
+def test_a_kernel_that_no_product_hosts_says_why(capsys):
+    gemma = str(EXAMPLES / "gemma2_block.coda")
+    assert main(["explain", gemma, "--program", "gemma2_mlp"]) == 0
+    text = capsys.readouterr().out
+    assert text.count("is a kernel of its own: it needs statistics of whole rows") == 2
+    assert "bytes, gemma2_mlp_5_row" in text
+
+
+def test_the_text_has_each_launch_with_its_floor(capsys):
+    sizes = "M=8192,D=4096,A=4096,F=14336"
+    assert main(["explain", LLAMA, "--program", "llama3_mlp", "--dims", sizes, "--backward", "--wrt", "w_down"]) == 0
+    text = capsys.readouterr().out
+    assert "launches: 3 gemm, 1 finish" in text
+    assert "all of them" in text and "llama3_mlp_backward" in text and "d_w_down: bf16[D, F]" in text
+    assert "d_w_up" not in text
+    assert "d_out.T @ kept" in text
+
+
+def test_a_gathered_table_costs_the_rows_that_are_read():
+    program = next(iter(load_path(EXAMPLES / "qkv_rope.coda").programs.values()))
+    symbols = {s.name for a in program.axes for s in a.size.free_symbols}
+    few, many = (
+        cost(program).at({n: (p if n == "P" else 64) for n in symbols}).fused for p in (10**6, 2 * 10**6)
+    )  # fmt: skip
+    assert few == many
+
+
+def test_the_floor_of_a_launch_is_that_of_its_product_or_its_bytes():
+    gpu = GPUS["h200"]
+    for kernel in report_of("gemma2_mlp", False)["kernels"]:
+        product, memory = kernel["flops"] / gpu.bf16_flops, kernel["bytes"] / gpu.bytes_per_second
+        assert kernel["floor_ms"] == pytest.approx(1e3 * max(product, memory))
