@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from coda.pytorch import explain
     from coda.runtime.api import compile, load, parse
     from coda.runtime.callable import CompiledProgram
+    from coda.runtime.externs import register
 
 _LAZY = {
     "CompiledProgram": "coda.runtime.callable",
@@ -27,9 +28,10 @@ _LAZY = {
     "explain": "coda.pytorch",
     "load": "coda.runtime.api",
     "parse": "coda.runtime.api",
+    "register": "coda.runtime.externs",
 }
 
-__all__ = ["CodaError", "CompiledProgram", "Program", "__version__", "compile", "explain", "load", "parse"]
+__all__ = ["CodaError", "CompiledProgram", "Program", "__version__", "compile", "explain", "load", "parse", "register"]
 
 
 def __getattr__(name: str) -> Any:

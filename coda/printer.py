@@ -18,6 +18,7 @@ from coda.dtypes import TABLE
 from coda.frontend.syntax import KEYWORDS
 from coda.ir import Axis, Dim, Node, Output, Param, Program, Type
 from coda.ops import OPS
+from coda.ops.calls import Extern, same_call
 
 # Binding strength of an expression's outermost operator; an operand that binds less strongly gets parentheses.
 COMPARISON, SUM, PRODUCT, UNARY, POSTFIX = range(5)
@@ -30,15 +31,36 @@ LONGEST_OPERAND = 60  # a longer one gets a line of its own
 
 
 def print_program(program: Program) -> str:
-    """The source text of a program."""
+    """The source text of a program, with the externs that it calls."""
     lines = [f"    {line}" for line in (*_dims(program), *statements(program))]
-    return "\n".join([*_header(program), *lines, "}"]) + "\n"
+    return "\n".join([*_externs(program), *_header(program), *lines, "}"]) + "\n"
 
 
 def statements(program: Program) -> list[str]:
     """What a program computes and returns, line by line."""
     body = _Statements(program, _Names(program))
     return [*body.lines, *_results(program, body)]
+
+
+# Externs.
+
+
+def _externs(program: Program) -> list[str]:
+    """The declarations of the opaque functions called, each followed by that of its derivative."""
+    called = dict.fromkeys(n.attr("callee") for n in program.nodes() if n.op == "call")
+    declared = dict.fromkeys(f for callee in called for f in (callee, callee.backward) if f is not None)
+    lines = [declaration(extern) for extern in declared]
+    return ["\n".join([*lines, ""])] if lines else []
+
+
+def declaration(extern: Extern) -> str:
+    """An extern as it is written: ``extern f(x: bf16[M, D]) -> y: bf16[M, D]``."""
+    sized: set[str] = set()
+    params = [f"{name}: {_sized_type(t, sized)}" for name, t in extern.params]
+    results = [f"{name}: {_sized_type(t, sized)}" for name, t in extern.results]
+    lines = _wrapped(f"extern {extern.name}(", params, ")")
+    last = f"{lines[-1]} -> {', '.join(results)}"
+    return "\n".join([*lines[:-1], *([last] if len(last) <= LINE else [lines[-1], *_wrapped("    -> ", results, "")])])
 
 
 # The header: parameters and sizes.
@@ -124,7 +146,7 @@ class _Names:
 
     def __init__(self, program: Program):
         self.taken = {p.name for p in program.params} | {a.name for a in program.axes} | set(_const_sizes(program))
-        self.taken |= KEYWORDS | set(TABLE)
+        self.taken |= KEYWORDS | set(TABLE) | {n.attr("callee").name for n in program.nodes() if n.op == "call"}
         self.wanted: dict[Node, str] = {}
         for output in program.outputs:
             if output.into is None and output.name not in self.taken:
@@ -139,6 +161,9 @@ class _Names:
             return self.wanted[node]
         if node in self.hints:
             return self.first_free([self.hints[node]], f"{self.hints[node]}_", 2)
+        if node.op == "call":
+            result, _ = node.attr("callee").results[node.attr("result")]
+            return self.first_free([result], f"{result}_", 2)
         stem = "acc" if node.op == "dot" else "t"
         return self.first_free([], stem, 1)
 
@@ -160,15 +185,30 @@ class _Statements:
         uses = Counter(a for n in nodes for a in n.args) + Counter(o.value for o in program.outputs)
         negated = {n.args[0] for n in nodes if n.op == "neg"}
         results = {o.value for o in program.outputs}
+        called = {a for n in nodes if n.op == "call" for a in n.args if a.op not in LEAVES}
         for node in nodes:
+            if node.op == "call":
+                if node not in self.texts:
+                    self.call(node, [n for n in nodes if n.op == "call" and same_call(n, node)], names)
+                continue
             text, strength = self.write(node)
             shared = uses[node] > 1 and node.op not in LEAVES and not _is_plain_transpose(node)
             long = len(text) > LONGEST_OPERAND and node not in results
-            if shared or long or node.op == "dot" or (node.op == "const" and node in negated):  # -(5) would read as -5
+            ambiguous = node.op == "const" and node in negated  # -(5) would read as -5
+            if shared or long or ambiguous or node.op == "dot" or node in called:
                 name = names.of(node)
                 self.lines.append(f"{name} = {text}")
                 text, strength = name, POSTFIX
             self.texts[node] = text, strength
+
+    def call(self, node: Node, results: list[Node], names: _Names) -> None:
+        """One statement for all results of an opaque call; those that nothing reads begin with a _."""
+        callee = node.attr("callee")
+        read = {n.attr("result"): names.of(n) for n in results}
+        targets = [read.get(i) or names.first_free([f"_{r}"], f"_{r}", 2) for i, (r, _) in enumerate(callee.results)]
+        operands = ", ".join(self.operand(a, COMPARISON) for a in node.args)
+        self.lines.append(f"{', '.join(targets)} = {callee.name}({operands})")
+        self.texts |= {n: (read[n.attr("result")], POSTFIX) for n in results}
 
     def operand(self, node: Node, least: int) -> str:
         text, strength = self.texts[node]

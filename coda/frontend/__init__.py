@@ -5,7 +5,7 @@ check.py        syntax tree -> ir.Program: parameters, statements, results
 statements.py   assignments and declared types
 expressions.py  names, literals, operators, slices
 calls.py        a built-in function (builtins.py, cutting.py; readers.py reads their arguments), or a fn, whose body
-                is inlined (arguments.py)
+                is inlined (arguments.py), or an extern, which stays a call (externs.py)
 rounding.py     the casts that the checker inserts
 scope.py        what names mean; axes.py the axes and their sizes
 """
@@ -22,6 +22,7 @@ from coda.frontend.axes import AxisTable
 from coda.frontend.builtins import BUILTINS
 from coda.frontend.check import Consts, ProgramChecker
 from coda.frontend.expressions import value
+from coda.frontend.externs import externs
 from coda.frontend.parse import parse_expression, parse_module
 from coda.frontend.report import Failed, Report
 from coda.frontend.scope import Context, Scope
@@ -57,8 +58,9 @@ def _load(source: Source, consts: Consts) -> Module:
     _check_definitions(definitions, report)
     _check_consts(definitions, consts)
     own = {d.name.name: d for d in definitions if d.kind == "fn"}
+    opaque = externs(definitions, report)
     programs = {
-        d.name.name: ProgramChecker(d, report, library() | own, inlined, consts).check()
+        d.name.name: ProgramChecker(d, report, library() | own, opaque, inlined, consts).check()
         for d in definitions
         if d.kind == "program"
     }
@@ -111,7 +113,7 @@ def _check_definitions(definitions: list[syntax.Definition], report: Report) -> 
         name = definition.name
         if name.name in seen:
             report.error(f"'{name.name}' is defined twice", name.span)
-        if definition.kind == "fn" and name.name in BUILTINS:
+        if definition.kind != "program" and name.name in BUILTINS:
             report.error(f"'{name.name}' is a built-in function", name.span, "choose another name")
         seen.add(name.name)
 

@@ -1,4 +1,4 @@
-"""Calls: a built-in operation, or a fn of the file or the library, which is inlined."""
+"""Calls: a built-in operation, a fn of the file or the library, which is inlined, or an extern, which is opaque."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from coda.frontend import syntax
 from coda.frontend.arguments import bind_axes, match_arguments
 from coda.frontend.builtins import BUILTINS, call_builtin
 from coda.frontend.expressions import operand
+from coda.frontend.externs import call_extern
 from coda.frontend.scope import ABSENT, CallSite, Scope, Value
 
 
@@ -17,9 +18,12 @@ def call(scope: Scope, expr: syntax.Call) -> list[Value]:
     function = scope.context.functions.get(name)
     if function is not None:
         return inline(scope, function, expr)
+    if name in scope.context.externs:
+        return list(call_extern(scope, scope.context.externs[name], expr))
     if name in BUILTINS:
         return call_builtin(scope, name, expr)
-    hint = did_you_mean(name, set(scope.context.functions) | set(BUILTINS) | set(scope.context.choices))
+    known = set(scope.context.functions) | set(scope.context.externs) | set(BUILTINS) | set(scope.context.choices)
+    hint = did_you_mean(name, known)
     if name in scope.variables or scope.is_axis(name):
         hint = f"'{name}' is not a function; a product is written with *"
     hint = hint or f"built in are {', '.join(sorted(BUILTINS))}"

@@ -19,6 +19,7 @@ from coda.frontend.scope import UNKNOWN, Context, Scope
 from coda.frontend.statements import assign, declared_type, dtype_of
 from coda.ir import Node, Output, Param, Program, Size, Type, appearing_axes, size_symbol, written_at
 from coda.ops import build
+from coda.ops.calls import Extern
 
 Consts = dict[str, "int | str"]
 
@@ -34,6 +35,7 @@ class ProgramChecker:
     definition: syntax.Definition
     report: Report
     functions: dict[str, syntax.Definition]
+    externs: dict[str, Extern]
     inlined: set[str]
     consts: Consts
     params: list[Param] = field(default_factory=list)
@@ -42,7 +44,7 @@ class ProgramChecker:
     def check(self) -> Program:
         """The program. After an error it is whatever could be checked, and the report says what is wrong."""
         self.table = AxisTable(self.report)
-        self.context = Context(self.report, self.table, self.functions, inlined=self.inlined)
+        self.context = Context(self.report, self.table, self.functions, self.externs, inlined=self.inlined)
         self.scope = Scope(self.context)
         self.collect_axes()
         for parameter in self.definition.parameters:

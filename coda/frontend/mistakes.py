@@ -28,7 +28,7 @@ def _in_expression(*expressions: str) -> tuple[str, ...]:
 
 MISTAKES = (
     Mistake(
-        "a definition starts with 'program' or 'fn', not with {token}",
+        "a definition starts with 'program', 'fn' or 'extern', not with {token}",
         "for example: program name(x: bf16[M, K]) { ... }",
         ("def p", "x = 1", "return x", "dim", "program p() { return x } x", "program p() { return x } return"),
     ),
@@ -60,7 +60,9 @@ MISTAKES = (
     Mistake(
         "'}}' is missing before {token}",
         "close the braces of the definition before this one",
-        _in_body(*(f"{s}\n {k}" for s in ("return x", "return x: f32[M]", "y = x") for k in ("program", "fn"))),
+        _in_body(
+            *(f"{s}\n {k}" for s in ("return x", "return x: f32[M]", "y = x") for k in ("program", "fn", "extern"))
+        ),
     ),
     Mistake(
         "'}}' is missing at the end of the file",

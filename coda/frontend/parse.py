@@ -18,8 +18,8 @@ from coda.resources import grammar_file
 OPENING, CLOSING = {"LPAR", "LSQB"}, {"RPAR", "RSQB"}
 # Next to one of these a newline does not end the statement: the line has to go on.
 CONTINUING = {"PLUS", "MINUS", "STAR", "SLASH", "AT", "EQ", "NE", "LE", "GE", "LT", "GT", "VBAR"}
-CONTINUES_AFTER = CONTINUING | {"COMMA", "COLON", "EQUAL", "LBRACE"}
-CONTINUES_BEFORE = CONTINUING | {"COMMA", "COLON", "EQUAL", "LBRACE", "RBRACE", "DOT"}
+CONTINUES_AFTER = CONTINUING | {"COMMA", "COLON", "EQUAL", "LBRACE", "ARROW"}
+CONTINUES_BEFORE = CONTINUING | {"COMMA", "COLON", "EQUAL", "LBRACE", "RBRACE", "DOT", "ARROW"}
 
 
 class Separators:
@@ -104,8 +104,12 @@ class BuildSyntax(Transformer):
     def function(self, meta, children):
         return self._definition("fn", meta, *children)
 
-    def _definition(self, kind, meta, name, parameters, body):
-        return syntax.Definition(kind, _name(name), parameters or (), body, _span(meta), self.source)
+    def extern(self, meta, children):
+        name, parameters, _, results = children
+        return self._definition("extern", meta, name, parameters, (), results)
+
+    def _definition(self, kind, meta, name, parameters, body, results=()):
+        return syntax.Definition(kind, _name(name), parameters or (), body, _span(meta), self.source, results)
 
     def body(self, meta, statements):
         return tuple(s for s in statements if s is not None)

@@ -11,8 +11,8 @@ MOVES = {"transpose", "layout", "slice", "part", "stack", "concat", "gather", "d
 
 
 def is_stored(node: Node) -> bool:
-    """Whether the value has the rounding of a storage dtype already: read from memory, or cast."""
-    if node.dtype != F32 or node.op in ("input", "cast"):
+    """Whether the value has the rounding of a storage dtype already: read from memory, cast, or given by a call."""
+    if node.dtype != F32 or node.op in ("input", "cast", "call"):
         return True
     return node.op in MOVES and all(is_stored(a) for a in node.args if a.dtype.kind == "float")
 

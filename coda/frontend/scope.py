@@ -12,6 +12,7 @@ from coda.frontend.axes import AxisTable
 from coda.frontend.report import Failed, Report
 from coda.ir import Axis, Dim, Node, Size, written_at
 from coda.ops import OpError, build
+from coda.ops.calls import Extern
 
 
 class Marker:
@@ -37,6 +38,7 @@ class Context:
     report: Report
     axes: AxisTable
     functions: dict[str, syntax.Definition]
+    externs: dict[str, Extern] = field(default_factory=dict)
     choices: dict[str, str] = field(default_factory=dict)  # const {a, b} parameters and the name they stand for
     inlined: set[str] = field(default_factory=set)  # functions that some call has reached
     optional: set[str] = field(default_factory=set)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from coda.errors import Source, Span
 
-KEYWORDS = {"program", "fn", "dim", "return", "const", "inout", "true", "false", "inf", "nan"}
+KEYWORDS = {"program", "fn", "extern", "dim", "return", "const", "inout", "true", "false", "inf", "nan"}
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,8 @@ Statement = Assign | Accumulate | Declare | Return
 
 @dataclass(frozen=True)
 class Definition:
-    """A ``program`` or a ``fn``; ``source`` is the text it stands in (a library function has its own)."""
+    """A ``program``, a ``fn`` or an ``extern``; ``source`` is the text it stands in (a library function has its own).
+    An extern has no body, but typed ``results``."""
 
     kind: str
     name: Name
@@ -182,3 +183,4 @@ class Definition:
     body: tuple[Statement, ...]
     span: Span
     source: Source
+    results: tuple[Parameter, ...] = ()

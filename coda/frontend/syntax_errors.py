@@ -90,7 +90,7 @@ def unclosed_bracket(source: Source, parser: Lark, stop: Token) -> Token | None:
             opened.pop()
     if opened and stop.type in ("RPAR", "RSQB"):
         return opened[-1] if BRACKETS[opened[-1].type] != stop.type else None
-    outside = stop.type in ("RBRACE", "$END", "PROGRAM", "FN") or (begins_line and starts_statement)
+    outside = stop.type in ("RBRACE", "$END", "PROGRAM", "FN", "EXTERN") or (begins_line and starts_statement)
     return opened[-1] if opened and outside else None
 
 

@@ -1,6 +1,8 @@
 """The operation table. Importing this package registers every family."""
 
-from coda.ops import indexing, pointwise, reduce, structure
+from coda.ops import calls, indexing, pointwise, reduce, structure
 from coda.ops.table import OPS, Op, OpError, broadcast, build, rebuild
 
-__all__ = ["OPS", "Op", "OpError", "broadcast", "build", "indexing", "pointwise", "rebuild", "reduce", "structure"]
+__all__ = [
+    "OPS", "Op", "OpError", "broadcast", "build", "calls", "indexing", "pointwise", "rebuild", "reduce", "structure",
+]  # fmt: skip

@@ -69,7 +69,7 @@ def derive(
     wrt: Sequence[str] | None = None,
     *,
     numerics: str = "fused",
-    memory: str = "auto",
+    memory: str = "fast",
     accumulate: Collection[str] = (),
 ) -> tuple[Backward, tuple[Note, ...]]:
     """The rewritten forward and its derived, rewritten backward."""

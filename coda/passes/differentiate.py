@@ -28,11 +28,14 @@ from coda.frontend import expression
 from coda.ir import Axis, Node, Output, Param, Program, substitute
 from coda.ops import OPS, build
 from coda.passes.axes import Part, add_all, arranged, conform, join_parts, join_slices, number, sum_to
+from coda.passes.calls import call_gradients, leads
+from coda.passes.chunk import chunk_axis
 from coda.passes.labels import Note
 from coda.passes.naming import Fresh, taken_names
 from coda.passes.save import keep_for
 from coda.passes.simplify import simplify
 
+MEMORY = ("fast", "low")
 _PASSES_ON = {"cast", "default", "layout", "partial"}
 
 
@@ -47,6 +50,7 @@ class Backward:
     saved: tuple[str, ...]
     gradients: dict[str, str]
     notes: tuple[Note, ...] = ()
+    chunk: str | None = None  # the axis in whose chunks ``backward`` is to be computed
 
     def joined(self) -> Program:
         """Gradients from operands and ``d_y`` alone: the forward in place of what it keeps. For proofs and tests."""
@@ -64,18 +68,19 @@ def differentiate(
     wrt: Sequence[str] | None = None,
     *,
     of: Sequence[str] | None = None,
-    memory: str = "auto",
+    memory: str = "fast",
     accumulate: Collection[str] = (),
 ) -> Backward:
     """The gradients for the parameters ``wrt`` (by default every float tensor that is no frozen weight) of the outputs
     ``of`` (by default all that depend on them).
 
     A gradient has the dtype of its parameter; for the names in ``accumulate`` it is an inout f32 tensor and added to.
-    ``memory="low"`` recomputes products instead of keeping their results. A parameter that the outputs do not depend
-    on gets no gradient.
+    ``memory="low"`` recomputes products instead of keeping their results, and names the axis ``chunk`` of the backward
+    where that would bring back what the forward never stores, the logits of a loss. A parameter that the outputs do not
+    depend on gets no gradient.
     """
-    if memory not in ("auto", "low"):
-        raise CodaError.of(f"memory={memory!r} is not known", "it is 'auto' or 'low'")
+    if memory not in MEMORY:
+        raise CodaError.of(f"memory={memory!r} is not known", "it is 'fast' or 'low'")
     wanted = _wanted_params(program, wrt)
     sweep = _Sweep(program, {p.name for p in wanted})
     seeds = sweep.seed(_known(of, [o.name for o in program.outputs], "output"))
@@ -94,7 +99,8 @@ def differentiate(
     kept = keep_for(program, gradient_program, memory)
     params = [*kept.params, *(s for s in seeds if kept.reads(s.name)), *inouts]
     backward = simplify(Program.of(gradient_program.name, params, kept.outputs, kept.names))
-    return Backward(kept.forward, backward, kept.saved, gradients, kept.notes)
+    chunk = chunk_axis(kept.forward) if memory == "low" else None
+    return Backward(kept.forward, backward, kept.saved, gradients, kept.notes, chunk.name if chunk else None)
 
 
 def _wanted_params(program: Program, wrt: Sequence[str] | None) -> list[Param]:
@@ -145,6 +151,8 @@ class _Sweep:
         self.slices: dict[tuple[Node, str], dict[int, Node]] = defaultdict(dict)
         self.parts: dict[tuple[Node, str], list[Part]] = defaultdict(list)
         self.input_gradients: dict[str, Node] = {}
+        self.leads = leads(program)
+        self.results: dict[Node, dict[int, Node]] = defaultdict(dict)  # gradients of the results of calls
 
     def _reaching(self, node: Node) -> frozenset[str]:
         if node.dtype.kind != "float":
@@ -166,7 +174,12 @@ class _Sweep:
     def run(self) -> None:
         names = dict(self.program.names)
         for node in reversed(self.program.nodes()):
-            if not self.reaching[node] or (dy := self.total(node)) is None:
+            if not self.reaching[node]:
+                continue
+            dy = self.total(node)
+            if node.op == "call":
+                self.through_call(node, dy)
+            if node.op == "call" or dy is None:
                 continue
             if node.op == "input":
                 self.input_gradients[node.attr("name")] = dy
@@ -202,6 +215,22 @@ class _Sweep:
             else:
                 gradient = self.local(node, position, dy)
                 self.whole[operand].append(sum_to(gradient, operand.type, _broadcast_axes(node)))
+
+    def through_call(self, node: Node, dy: Node | None) -> None:
+        """Of an opaque call: once the gradients of all results are known, those of its operands."""
+        lead = self.leads[node]
+        if dy is not None:
+            self.results[lead][node.attr("result")] = dy
+            self.names.setdefault(dy, f"d_{node.attr('callee').results[node.attr('result')][0]}")
+        if node is lead and self.results[lead]:
+            wanted = [i for i, a in enumerate(node.args) if self.reaching[a]]
+            try:
+                gradients = call_gradients(node, self.results[lead], wanted)
+            except CodaError as error:
+                error.source = self.program.source
+                raise
+            for position, gradient in gradients.items():
+                self.whole[node.args[position]].append(gradient)
 
     def local(self, node: Node, position: int, dy: Node) -> Node:
         """The gradient of one operand, from the text of the operation's record or the rule for its axes."""

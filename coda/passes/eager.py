@@ -69,7 +69,7 @@ def _is_void_cast(node: Node, args: tuple[Node, ...]) -> bool:
 
 def _rounds(node: Node, dtype: DType) -> bool:
     """Whether eager stores the result of this operation in less than f32."""
-    if node.op == "cast" or OPS[node.op].family in ("structure", "index"):
+    if node.op == "cast" or OPS[node.op].family in ("structure", "index", "call"):
         return False
     return dtype.kind == "float" and dtype.bits == 16
 
@@ -83,7 +83,7 @@ def _eager(node: Node, args: Sequence[Eager]) -> Eager:
     rank = Rank.TENSOR if node.type.dims else max((a.rank for a in args), default=Rank.SCALAR)
     if node.op in ("const", "size"):
         return Eager(node.dtype, Rank.NUMBER)
-    if not args or node.op == "cast" or node.dtype == BOOL:
+    if not args or node.op in ("cast", "call") or node.dtype == BOOL:
         return Eager(node.dtype, rank)
     if node.op in _KEEPS_OPERAND_DTYPE or node.op == "dot":
         dtype = args[0].dtype

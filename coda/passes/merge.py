@@ -5,6 +5,8 @@
 * ``M``: products with the same right operand (two weight gradients from one activation): the left ones stand below each
   other.
 
+Opaque calls are groups of their own, of kind ``call``: what comes before, what behind them is computed by kernels.
+
 In the IR a merged product stays what it is written as, several ``dot`` nodes; a group says that they belong to one
 kernel, which ``partition`` makes of it. N and M are bitwise. K is algebraic: one running sum instead of two, each
 rounded to f32, and their sum.
@@ -16,15 +18,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from coda.ir import Node, Program, topological
+from coda.ops.calls import same_call
 from coda.passes.labels import BITWISE, Label, Note, note
 
 MOST = {"K": 16, "N": 16, "M": 16}  # the most products that one kernel of each kind takes
+ANCHORS = ("dot", "call")  # what a kernel is made around
 K_LABEL = Label("one accumulation instead of two sums added in f32")
 
 
 @dataclass(frozen=True)
 class Group:
-    """Products for one kernel; ``kind`` is "single", "K", "N" or "M"."""
+    """Products for one kernel; ``kind`` is "single", "K", "N" or "M". Of kind "call" the results of an opaque call."""
 
     kind: str
     dots: tuple[Node, ...]
@@ -35,10 +39,16 @@ class Group:
 
 
 def core(operand: Node) -> Node:
-    """What is in memory of an operand of a product: without a transpose, or another view of a parameter."""
-    while operand.op == "transpose" or (operand.op == "layout" and operand.args[0].op == "input"):
+    """What is in memory of an operand of a product: without a transpose, or another view of a parameter or of what a
+    call gives."""
+    while operand.op == "transpose" or (operand.op == "layout" and _is_view(operand)):
         (operand,) = operand.args
     return operand
+
+
+def _is_view(layout: Node) -> bool:
+    (of,) = layout.args
+    return of.op == "input" or (of.op == "call" and of.type.axes == layout.type.axes)
 
 
 def merge(program: Program, most: Mapping[str, int] = MOST) -> tuple[tuple[Group, ...], tuple[Note, ...]]:
@@ -50,7 +60,7 @@ def merge(program: Program, most: Mapping[str, int] = MOST) -> tuple[tuple[Group
             merger.join(kind, dots, most.get(kind, 0))
     groups = merger.ordered()
     assert groups is not None
-    merged = [g for g in groups if g.kind != "single"]
+    merged = [g for g in groups if g.kind in "KNM"]
     notes = (note("merge", f"{len(g.dots)} products in one kernel ({g.kind})", g.label, g.dots[0]) for g in merged)
     return tuple(groups), tuple(notes)
 
@@ -61,9 +71,11 @@ class _Merger:
     def __init__(self, program: Program):
         self.nodes = program.nodes()
         self.users, self.stored = program.users(), {o.value for o in program.outputs}
-        self.dots = [n for n in self.nodes if n.op == "dot"]
-        self.before = {d: {n for n in topological(d.args) if n.op == "dot"} for d in self.dots}
-        self.groups = [Group("single", (d,)) for d in self.dots]
+        self.dots = [n for n in self.nodes if n.op in ANCHORS]
+        self.before = {d: {n for n in topological(d.args) if n.op in ANCHORS} for d in self.dots}
+        self.groups = [Group("single", (d,)) for d in self.dots if d.op == "dot"]
+        calls = [d for d in self.dots if d.op == "call"]
+        self.groups += dict.fromkeys(Group("call", tuple(c for c in calls if same_call(c, d))) for d in calls)
 
     def sums(self) -> list[list[Node]]:
         """The products that are added up and read by nothing else, sum by sum, outermost first."""
@@ -85,7 +97,8 @@ class _Merger:
         """The products that read one matrix on one side, contracted over the same axis."""
         found: dict[object, list[Node]] = {}
         for d in self.dots:
-            found.setdefault((d.args[side]), []).append(d)
+            if d.op == "dot":
+                found.setdefault(d.args[side], []).append(d)
         return [dots for dots in found.values() if len(dots) > 1]
 
     def join(self, kind: str, dots: list[Node], most: int) -> None:

@@ -11,6 +11,7 @@ A kernel is the set of stored values of one stage, with all that lies between th
 
 * ``gemm``: the products of one group and their epilogue;
 * ``row``: a thread block owns whole rows, for a norm whose result is needed whole, and the first statistics;
+* ``call``: an opaque function, which coda does not lower;
 * ``map``: elementwise; ``finish``: adds up the tiles' partial reductions, in fixed order, and computes statistics.
 
 Nothing is rounded at an edge that the program does not round: an edge has the dtype of its value. So partition is
@@ -28,7 +29,7 @@ from coda.cost import Cost, cost
 from coda.ir import Node, Output, Param, Program, Size, Type, rewrite, substitute, topological
 from coda.ops import OPS, build
 from coda.passes.labels import Note
-from coda.passes.merge import MOST, Group, core, merge
+from coda.passes.merge import ANCHORS, MOST, Group, core, merge
 from coda.passes.mincut import vertex_cut
 from coda.passes.naming import Fresh, taken_names
 from coda.passes.schedule import LEAVES, Schedule, in_memory, is_reduction
@@ -42,7 +43,7 @@ class Kernel:
     """One launch; ``computes`` are the operations of the block program that it does."""
 
     name: str
-    kind: str  # "gemm", "row", "map" or "finish"
+    kind: str  # "gemm", "row", "map", "finish" or "call"
     program: Program
     group: Group | None
     computes: frozenset[Node]
@@ -174,7 +175,7 @@ class _Partitioner:
     def cut(self) -> set[Node]:
         """The values that some kernel stores."""
         stored = in_memory(self.program)
-        across = [a for n in self.nodes for a in n.args if n.op != "dot" and self.crosses(a, n)]
+        across = [a for n in self.nodes for a in n.args if n.op not in ANCHORS and self.crosses(a, n)]
         around = [n for n in self.nodes if n not in stored and n.op not in LEAVES]
         edges = [(a, n) for n in around if not _is_never_again(n) for a in n.args if a in around]
         costs = {n: _bytes(n) for n in around}
@@ -196,6 +197,7 @@ class _Partitioner:
                 same = group.dots[0].type.names == node.type.names
                 if (
                     same
+                    and group.kind != "call"
                     and readers
                     and 2 * index < min(readers)
                     and needed <= self.matrices(self.stage_closure(2 * index))
@@ -280,7 +282,7 @@ class _Partitioner:
         params += [Param(o.name, o.type) for o in sorted(by_name.values(), key=lambda o: self.order[o.name])]
         names = {new[n]: called for n, called in self.program.names if n in new}
         computes = topological(roots, lambda n: () if n in tensors else n.args)
-        kind = "gemm" if group else "row" if _has_statistics(computes) else "map"
+        kind = ("call" if group.kind == "call" else "gemm") if group else "row" if _has_statistics(computes) else "map"
         program = Program.of(self.program.name, params, results, names)
         return Kernel("", kind, program, group, frozenset(n for n in computes if n.args and n not in tensors))
 
@@ -322,7 +324,7 @@ class _Partitioner:
 
 def _is_never_again(node: Node) -> bool:
     """Whether a value is stored rather than computed a second time."""
-    return node.op == "dot" or OPS[node.op].family == "reduce"
+    return node.op in ANCHORS or OPS[node.op].family == "reduce"
 
 
 def _has_statistics(nodes: list[Node]) -> bool:
@@ -361,6 +363,8 @@ def _named(kernels: list[Kernel], program: Program) -> tuple[Kernel, ...]:
 
 def _reason(kernel: Kernel) -> str:
     """Why a kernel is one of its own, as a sentence."""
+    if kernel.kind == "call":
+        return "an opaque function, which is called between kernels"
     if kernel.group is not None:
         count = len(kernel.group.dots)
         how = {"N": "that share their left operand", "M": "that share their right operand", "K": "added up in one sum"}

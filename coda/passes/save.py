@@ -2,9 +2,10 @@
 
 A kept value costs its bytes, once read and once written (which a value that the program rounds is anyway, most of the
 time); a pointwise value computed again costs nothing that shows beside a product. So what to keep is the cheapest set
-that separates what the gradients read from what must not be computed again: products (unless ``memory="low"``) and
-reductions. That is a minimum cut, weighted in bytes; of equal ones the one closest to the gradients is taken, so a
-preactivation is kept with its bias, and 1/rms, not the mean.
+that separates what the gradients read from what must not be computed again: products (unless ``memory="low"``),
+reductions and opaque calls. That is a minimum cut, weighted in bytes; of equal ones the one closest to the gradients is
+taken, so a preactivation is kept with its bias, and 1/rms, not the mean. What the calls of both read (q, k and v) is
+kept before all else: computed again it would have to be written again.
 
 Parameters and outputs of the program cost nothing: they are there. A value of which an output is the rounding (``z``
 and the ``bf16`` it is returned as) is read from that output. A kept value is stored in the dtype of the matrices around
@@ -46,9 +47,11 @@ class Kept:
 def keep_for(program: Program, gradients: Program, memory: str) -> Kept:
     """Decide what ``program`` keeps so that ``gradients``, which read values of it, can be computed."""
     there = _there(program)
+    fresh = Fresh(taken_names(program) | taken_names(gradients))
+    extra = _outputs(program, _called(program, gradients, there), fresh)
+    there = _there(replace(program, outputs=(*program.outputs, *extra.values())))
     gradients, recovered = _recover(program, gradients, there)
-    kept = _cheapest(program, gradients, there, memory)
-    extra = _outputs(program, kept, Fresh(taken_names(program) | taken_names(gradients)))
+    extra |= _outputs(program, _cheapest(program, gradients, there, memory), fresh)
     notes = (*recovered, *(_note(node, output) for node, output in extra.items()))
     forward = program.with_outputs((*program.outputs, *extra.values())) if extra else program
     there |= extra
@@ -61,18 +64,31 @@ def keep_for(program: Program, gradients: Program, memory: str) -> Kept:
     return Kept(forward, tuple(params), tuple(o.name for o in saved), results, names, notes)
 
 
+def _called(program: Program, gradients: Program, there: dict[Node, Output]) -> list[Node]:
+    """The operands and results of opaque calls that the gradients' calls read as well: they are in memory."""
+    memory = {x for n in program.nodes() if n.op == "call" for x in (n, *n.args)}
+    read = dict.fromkeys(a for n in gradients.nodes() if n.op == "call" for a in n.args)
+    return [n for n in read if n in memory and n not in there and n.op not in _LEAVES]
+
+
 def _there(program: Program) -> dict[Node, Output]:
     """The values that outputs hold, exactly or (a computed one that is no statistic) in their rounding."""
     there: dict[Node, Output] = {}
     outputs = [o for o in program.outputs if o.into is None and not o.is_partial and o.value.op not in _LEAVES]
     for output in outputs:
         there.setdefault(output.value, output)
+        there.setdefault(_without_layout(output.value), output)
     for output in outputs:
-        if output.value.op == "cast" and not output.value.attr("saturate") and output.type.dtype.bits >= 16:
-            (exact,) = output.value.args
+        value = _without_layout(output.value)
+        if value.op == "cast" and not value.attr("saturate") and output.type.dtype.bits >= 16:
+            (exact,) = value.args
             if exact.dtype == F32 and exact.op not in _LEAVES and not is_statistic(exact):
                 there.setdefault(exact, output)
     return there
+
+
+def _without_layout(value: Node) -> Node:
+    return value.args[0] if value.op == "layout" and value.args[0].op not in _LEAVES else value
 
 
 def _recover(program: Program, gradients: Program, there: dict[Node, Output]) -> tuple[Program, tuple[Note, ...]]:
@@ -111,19 +127,23 @@ def _cheapest(program: Program, gradients: Program, there: dict[Node, Output], m
         """The values from which a value can be computed again."""
         return () if node in there or node in never else node.args
 
-    never = {n for n in forward if OPS[n.op].family == "reduce" or (n.op == "dot" and memory != "low")}
+    never = {n for n in forward if _is_over_an_axis(n) or n.op == "call" or (n.op == "dot" and memory != "low")}
     read = [n for n in computed if n in forward]
     around = [n for n in topological(read, again) if n not in there and n.op not in _LEAVES]
-    costs = {n: _bytes(n) for n in around}
+    costs = {n: _bytes(n) * (1 if n.op in ("cast", "call") else 2) for n in around}
     edges = [(a, n) for n in around for a in again(n) if a in costs]
     return vertex_cut(costs, edges, [n for n in around if n in never], [n for n in read if n in costs])
 
 
 def _bytes(node: Node) -> int:
-    """What it costs to keep a value: to read it, and to write it where the program does not do that anyway."""
     elements = node.type.elements
     elements = elements.subs({s: NOMINAL for s in elements.free_symbols})
-    return max(1, int(elements)) * stored_dtype(node).bytes * (1 if node.op == "cast" else 2)
+    return max(1, int(elements)) * stored_dtype(node).bytes
+
+
+def _is_over_an_axis(node: Node) -> bool:
+    """Whether a value is made of all along an axis: a reduction, or the one element that is picked."""
+    return OPS[node.op].family == "reduce" or node.op == "pick"
 
 
 def stored_dtype(node: Node) -> DType:

@@ -8,6 +8,8 @@ whose epilogue computes it while the tile is in registers. Two things need more 
 * a matrix that reads a late value (``y * r`` with r from all of y) belongs to the odd stage behind the product. A
   kernel of an odd stage, or of stage 0, which depends on no product, owns whole rows: no row statistic is late there.
   So a row statistic that such a kernel reads is left to it, also where others read it as well.
+
+An opaque call is a group as well, with nothing in its stage but its results: what reads them comes behind.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import sympy
 
 from coda.ir import Node, Program
 from coda.ops import OPS
-from coda.passes.merge import Group, core
+from coda.passes.merge import ANCHORS, Group, core
 
 LEAVES = {"input", "const", "index", "size"}
 LOCAL_COLUMNS = 256  # the widest static axis that a tile holds whole: a head, a block of a quantised row
@@ -65,7 +67,7 @@ class Schedule:
 
     def place(self, node: Node) -> int:
         """The stage of a value that is no product; notes whether it is late."""
-        stage = max((self.stage[a] for a in node.args), default=0)
+        stage = max((self.stage[a] + (a.op == "call") for a in node.args), default=0)
         waiting = [a for a in node.args if a in self.late and self.stage[a] == stage]
         if waiting and any(node.type.names <= a.type.names for a in waiting):
             self.late.add(node)
@@ -87,9 +89,10 @@ class Schedule:
 
 
 def in_memory(program: Program) -> set[Node]:
-    """What must be in memory however the program is cut: results, and operands of products."""
-    operands = {core(a) for n in program.nodes() if n.op == "dot" for a in n.args}
-    return {n for n in operands | {o.value for o in program.outputs} if n.op not in LEAVES}
+    """What must be in memory however the program is cut: results, operands of products, what calls read and give."""
+    anchors = [n for n in program.nodes() if n.op in ANCHORS]
+    stored = {core(a) for n in anchors for a in n.args} | {n for n in anchors if n.op == "call"}
+    return {n for n in stored | {o.value for o in program.outputs} if n.op not in LEAVES}
 
 
 def is_reduction(node: Node) -> bool:

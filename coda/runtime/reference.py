@@ -27,6 +27,7 @@ from coda.dtypes import F8E4M3, DType, torch_dtype
 from coda.errors import CodaError
 from coda.ir import Axis, Node, Output, Param, Program, Size
 from coda.ops import OPS
+from coda.runtime import externs
 from coda.runtime.binding import bind, check_operands, evaluate_size, is_broadcast_vector, shapes_of, type_shape
 from coda.runtime.philox import uniform, uniform_at
 
@@ -102,6 +103,7 @@ class Context:
     ):
         self.program, self.inputs, self.sizes = program, inputs, sizes
         self.arithmetic, self.exact, self.device = arithmetic, exact, device
+        self.called: dict[Any, tuple[Tensor, ...]] = {}  # results of opaque calls
 
     # Leaves.
 
@@ -168,7 +170,7 @@ class Context:
             x = torch.where(x.abs() > E4M3_OVERFLOW, float("nan"), x)
         if dtype.kind == "int":
             return (x.round() if x.is_floating_point() else x).to(torch_dtype(dtype))
-        return x.to(self.arithmetic) if self.exact else x.to(torch_dtype(dtype)).to(self.arithmetic)
+        return x.to(self.arithmetic) if self.exact else self.compute(x.to(torch_dtype(dtype)), dtype)
 
     # Axes.
 
@@ -202,7 +204,18 @@ class Context:
     def contract(self, a: Tensor, b: Tensor, node: Node) -> Tensor:
         """The product of two values over the last dim of one and the first of the other, in the arithmetic dtype."""
         left, right = (x.reshape(type_shape(arg.type, self.sizes)) for x, arg in zip((a, b), node.args, strict=True))
-        return (left @ right).reshape(self.shape(node.type.axes))
+        return self.compute(left @ right, node.dtype).reshape(self.shape(node.type.axes))
+
+    def call(self, node: Node, operands: Sequence[Tensor]) -> Tensor:
+        """One result of an opaque call, which is made once for all of them; rounded to its dtype."""
+        callee = node.attr("callee")
+        if (callee, node.args) not in self.called:
+            shaped = [x.reshape(type_shape(a.type, self.sizes)) for x, a in zip(operands, node.args, strict=True)]
+            types = [OPS["call"].infer([a.type for a in node.args], {"callee": callee, "result": i})
+                     for i in range(len(callee.results))]  # fmt: skip
+            shapes = [self.shape(t.axes) for t in types]
+            self.called[callee, node.args] = externs.call(callee, shaped, shapes)
+        return self.round(self.called[callee, node.args][node.attr("result")], node.dtype)
 
     # Outputs.
 

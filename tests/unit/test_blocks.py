@@ -69,6 +69,14 @@ def llama3_qkv(x, gamma, w_q, w_k, w_v, pos, cos, sin, eps):
     return [rope(q, pos, cos, sin), rope(k, pos, cos, sin), v]
 
 
+def llama3_layer(
+    x, gamma_attention, w_q, w_k, w_v, w_o, gamma_mlp, w_gate, w_up, w_down, pos, cos, sin, eps
+):  # fmt: skip
+    q, k, v = llama3_qkv(x, gamma_attention, w_q, w_k, w_v, pos, cos, sin, eps)
+    o = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True).transpose(1, 2)
+    return llama3_mlp(o.reshape(x.shape[0], -1), x, w_o, gamma_mlp, w_gate, w_up, w_down, eps)
+
+
 def qwen3_qkv(x, gamma, w_q, w_k, w_v, g_q, g_k, pos, cos, sin, eps):
     n = rms(x, gamma, 1e-6)
     q, k, v = (heads(F.linear(n, w), 128) for w in (w_q, w_k, w_v))
@@ -119,13 +127,13 @@ def vit_mlp(o, x, w_o, b_o, scale_1, g, b, w_1, b_1, w_2, b_2, scale_2, eps):
 
 MODULES: dict[str, Callable[..., list[Tensor]]] = {
     f.__name__: f
-    for f in (llama3_mlp, llama3_qkv, qwen3_qkv, gemma2_mlp, gemma2_logits, gpt2_qkv, gpt2_mlp, phi3_mlp, phi3_qkv,
-              t5_ff, vit_mlp)
+    for f in (llama3_mlp, llama3_qkv, llama3_layer, qwen3_qkv, gemma2_mlp, gemma2_logits, gpt2_qkv, gpt2_mlp, phi3_mlp,
+              phi3_qkv, t5_ff, vit_mlp)
 }  # fmt: skip
 
 
 def block(name: str) -> Program:
-    path = EXAMPLES / f"{name.split('_')[0]}_block.coda"
+    path = EXAMPLES / (f"{name}.coda" if name.endswith("_layer") else f"{name.split('_')[0]}_block.coda")
     consts = {"HQ": SIZES["HQ"], "HK": SIZES["HK"]} if name == "phi3_qkv" else {}
     return load_path(path, consts).programs[name]
 
@@ -198,6 +206,10 @@ def test_the_fused_forward_passes_the_error_gate(name):
 KINDS = {  # kernels forward, backward
     "llama3_mlp": ("gemm finish gemm gemm", "gemm finish gemm finish gemm gemm gemm gemm"),
     "llama3_qkv": ("row gemm", "row gemm finish gemm"),
+    "llama3_layer": (
+        "row gemm call gemm finish gemm gemm",
+        "gemm finish gemm finish gemm call row gemm finish gemm gemm gemm gemm",
+    ),
     "qwen3_qkv": ("row gemm", None),
     "gemma2_mlp": ("gemm row gemm gemm row", None),
     "gpt2_mlp": ("gemm row gemm gemm", None),

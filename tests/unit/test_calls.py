@@ -1,0 +1,226 @@
+"""Opaque calls: their types, what they do, their gradients, and what surrounds them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import coda
+from coda.errors import CodaError
+from coda.frontend import load, load_path
+from coda.passes import derive, fuse
+from coda.passes.eager import round_as_eager
+from coda.runtime import externs
+from coda.runtime.reference import evaluate
+from tests.gradients import check_gradients, check_text
+
+LAYER = Path(__file__).parents[2] / "examples" / "llama3_layer.coda"
+SCAN = "extern scan(x: f32[M, D], a: f32[D]) -> y: f32[M, D], last: f32[D]\n"
+BACKWARD = "extern scan_backward(x: f32[M, D], a: f32[D], d_y: f32[M, D]) -> d_x: f32[M, D], d_a: f32[D]\n"
+ONE = SCAN.replace(", last: f32[D]", "")  # with one result
+PROGRAM = """program p(x: f32[(B T), N], w: bf16[E, N], a: f32[N]) {
+    y, last = scan(x * 2, a)
+    return cast(y, bf16) @ w.T: bf16, last
+}
+"""
+OPERANDS = {"x": torch.randn(6, 8), "w": torch.randn(4, 8).bfloat16(), "a": torch.rand(8)}
+SIZES = {"B": 2, "T": 3, "N": 8, "E": 4}
+
+
+@pytest.fixture
+def scan(monkeypatch):
+    """A cumulative sum that forgets, and how often it was called."""
+    calls = []
+
+    def scan(x, a):
+        calls.append(x.dtype)
+        state, rows = torch.zeros_like(a), []
+        for row in x:
+            state = a * state + row
+            rows.append(state)
+        return torch.stack(rows), state
+
+    def backward(x, a, d_y):
+        with torch.enable_grad():
+            leaves = x.detach().requires_grad_(), a.detach().requires_grad_()
+            return torch.autograd.grad(scan(*leaves)[0], leaves, d_y)
+
+    monkeypatch.setitem(externs._REGISTERED, "scan", scan)
+    monkeypatch.setitem(externs._REGISTERED, "scan_backward", backward)
+    return calls
+
+
+def program(declarations: str = SCAN + BACKWARD, returned: str = "last"):
+    """The program above, which returns ``last`` or not, where it is declared."""
+    source = PROGRAM if "last" in declarations else PROGRAM.replace("y, last =", "y =")
+    return load(declarations + (source if returned == "last" else source.replace(", last\n", "\n"))).programs["p"]
+
+
+def test_it_prints_and_reads_back():
+    p = program()
+    check_text(p)
+    (call,) = {n.args: n for n in p.nodes() if n.op == "call"}.values()
+    assert [str(a.type) for a in call.args] == ["f32[(B T), N]", "f32[N]"]
+    assert sorted(str(n.type) for n in p.nodes() if n.op == "call") == ["f32[(B T), N]", "f32[N]"]
+
+
+def test_one_call_gives_all_results(scan):
+    got = evaluate(program(), OPERANDS, dims={"B": 2})
+    assert len(scan) == 1
+    x, w, a = OPERANDS.values()
+    y, last = externs._REGISTERED["scan"](2 * x, a)
+    torch.testing.assert_close(got["last"], last)
+    torch.testing.assert_close(got["out0"], (y.bfloat16().float() @ w.float().T).bfloat16())
+
+
+def test_gradients_are_a_typed_call_of_the_derivative(scan):
+    inner = externs._REGISTERED["scan"]
+    externs._REGISTERED["scan"] = lambda x, a: inner(x, a)[0]
+    backward = check_gradients(program(ONE + BACKWARD, "y"), SIZES)
+    calls = [n for n in backward.backward.nodes() if n.op == "call" and n.attr("callee").name == "scan_backward"]
+    assert sorted(str(n.type) for n in calls) == ["f32[(B T), N]", "f32[N]"]
+    check_text(derive(program(ONE + BACKWARD, "y"))[0].backward)
+
+
+def test_gradients_by_autograd_where_no_derivative_is_registered(scan):
+    del externs._REGISTERED["scan_backward"]
+    inner = externs._REGISTERED["scan"]
+    externs._REGISTERED["scan"] = lambda x, a: inner(x, a)[0]
+    check_gradients(program(ONE + BACKWARD, "y"), SIZES)
+
+
+@pytest.mark.parametrize(("declarations", "last", "message"), [
+    (SCAN, "last", "extern 'scan' has no derivative"),
+    (SCAN + BACKWARD, "last", "does not take 'd_last'"),
+    (SCAN + BACKWARD.replace(", d_a: f32[D]", ""), "y", "does not return 'd_a'"),
+    (SCAN + BACKWARD.replace("d_y: f32[M, D])", "d_y: f32[M, D], d_last: f32[D])"), "y", "no gradient reaches 'last'"),
+])  # fmt: skip
+def test_a_gradient_that_cannot_be_had_is_an_error(declarations, last, message):
+    with pytest.raises(CodaError, match=message) as error:
+        derive(program(declarations, last))
+    assert error.value.diagnostics[0].span is not None
+    if declarations == SCAN:
+        assert "extern scan_backward(x: f32[M, D], a: f32[D], d_y: f32[M, D]" in error.value.diagnostics[0].hint
+
+
+@pytest.mark.parametrize(("old", "new", "message"), [
+    ("scan(x * 2, a)", "scan(x * 2)", "lacks its operand 'a'"),
+    ("scan(x * 2, a)", "scan(x * 2, a, a=a)", "'a' is given twice"),
+    ("scan(x * 2, a)", "scan(x * 2, b=a)", "'b' is no operand"),
+    ("scan(x * 2, a)", "scan(a, a)", "takes x: f32.M, D., got f32.N."),
+    ("scan(x * 2, a)", "scan(x.T, a)", "axis 'D' of 'scan' is .B T. in x and .N. in a"),
+    ("a: f32[D])", "a: f32[D]?)", "operands and results of an extern are tensors"),
+    ("-> y: f32[M, D]", "-> y: f32[M, E]", "no operand has axis 'E'"),
+    ("last: f32[D]", "y: f32[D]", "'y' stands twice"),
+    ("y: f32[M, D], last", "y: f33[M, D], last", "unknown dtype 'f33'"),
+    ("d_y: f32[M, D])", "d_z: f32[M, D])", "'d_z' is no operand or result of 'scan'"),
+    ("d_x: f32[M, D], d_a", "d_x: f32[D, M], d_a", "'d_x' is f32.D, M. here and f32.M, D. there"),
+    ("y, last = scan", "y, last = scann", "there is no function 'scann'"),
+    ("extern scan(", "extern scan ", "unexpected"),
+])  # fmt: skip
+def test_mistakes(old, new, message):
+    source = SCAN + BACKWARD + PROGRAM
+    assert old in source
+    with pytest.raises(CodaError, match=message) as error:
+        load(source.replace(old, new, 1))
+    assert error.value.diagnostics[0].span is not None
+
+
+def test_what_nobody_registered_is_said():
+    with pytest.raises(CodaError, match="nothing is registered for extern 'scan'"):
+        evaluate(program(), OPERANDS, dims={"B": 2})
+
+
+def test_a_result_of_another_size_is_said(scan):
+    externs._REGISTERED["scan"] = lambda x, a: (x[1:], a)
+    with pytest.raises(CodaError, match="returned 'y' of shape"):
+        evaluate(program(), OPERANDS, dims={"B": 2})
+
+
+def test_register_takes_a_function_and_decorates(monkeypatch):
+    monkeypatch.setattr(externs, "_REGISTERED", {})
+    assert coda.register("f", abs) is abs
+
+    @coda.register("g")
+    def g(x):
+        return x
+
+    assert externs._REGISTERED["f"] is abs
+    assert externs._REGISTERED["g"] is g
+
+
+def test_eager_rounding_leaves_the_call_alone():
+    p = load_path(LAYER).programs["llama3_layer"]
+    rounded = round_as_eager(p)
+    assert round_as_eager(rounded) == rounded
+    assert sum(n.op == "call" for n in rounded.nodes()) == 1
+
+
+def test_a_layer_is_the_one_of_hugging_face():
+    """Forward and the gradients of all parameters, in float64, with random weights."""
+    modeling = pytest.importorskip("transformers.models.llama.modeling_llama")
+    from transformers import LlamaConfig
+
+    b, t, heads, groups, d, width, inner = 2, 5, 4, 2, 8, 24, 40
+    config = LlamaConfig(
+        hidden_size=width, intermediate_size=inner, num_attention_heads=heads, num_key_value_heads=groups, head_dim=d,
+        rms_norm_eps=1e-5, attn_implementation="sdpa",
+    )  # fmt: skip
+    torch.manual_seed(0)
+    layer = modeling.LlamaDecoderLayer(config, 0)
+    for name in ("input_layernorm", "post_attention_layernorm"):  # theirs computes in f32, whatever the dtype
+        setattr(layer, name, torch.nn.RMSNorm(width, 1e-5))
+    layer = layer.double()
+    for weight in layer.parameters():
+        torch.nn.init.normal_(weight, std=0.3)
+    x = torch.randn(b, t, width, dtype=torch.float64, requires_grad=True)
+    cos, sin = modeling.LlamaRotaryEmbedding(config)(x, torch.arange(t)[None])
+    y = layer(x, position_embeddings=(cos.double(), sin.double()))
+    y = y if isinstance(y, torch.Tensor) else y[0]
+    seed = torch.randn_like(y)
+    names = {
+        "gamma_attention": "input_layernorm", "w_q": "self_attn.q_proj", "w_k": "self_attn.k_proj",
+        "w_v": "self_attn.v_proj", "w_o": "self_attn.o_proj", "gamma_mlp": "post_attention_layernorm",
+        "w_gate": "mlp.gate_proj", "w_up": "mlp.up_proj", "w_down": "mlp.down_proj",
+    }  # fmt: skip
+    weights = {name: layer.get_submodule(path).weight for name, path in names.items()}
+    y.backward(seed)
+    source = LAYER.read_text().replace("bf16", "f32")  # float64 operands are read as f32: no rounding in exact mode
+    backward, _ = derive(load(source).programs["llama3_layer"])
+    tables = {"cos": cos[0, :, : d // 2].double(), "sin": sin[0, :, : d // 2].double()}
+    inputs = {"x": x.detach().view(b * t, width), "pos": torch.arange(t, dtype=torch.int32).repeat(b), **tables}
+    inputs |= {name: w.detach() for name, w in weights.items()}
+    got = _exact(backward.joined(), {**inputs, "d_out": seed.view(b * t, width)}, {"B": b})
+    torch.testing.assert_close(got["d_x"].view_as(x), x.grad, rtol=1e-9, atol=1e-9)
+    for name, weight in weights.items():
+        torch.testing.assert_close(got[f"d_{name}"], weight.grad, rtol=1e-9, atol=1e-9)
+    forward = _exact(backward.forward, inputs, {"B": b})
+    torch.testing.assert_close(forward["out"].view_as(y), y, rtol=1e-9, atol=1e-9)
+
+
+def _exact(p, inputs, dims):
+    """The program in float64 on float64 operands, which are not rounded to the dtypes it declares."""
+    from coda.runtime.binding import bind, shapes_of
+    from coda.runtime.reference import Context, run_nodes
+
+    class Wide(Context):
+        def _load(self, param, value):
+            tensor = torch.as_tensor(value)
+            return tensor.to(self.held(param.type.dtype)).reshape(self.shape(param.type.axes))
+
+    context = Wide(p, inputs, bind(p, shapes_of(inputs), dims), torch.float64, True, torch.device("cpu"))
+    with torch.no_grad():
+        values = run_nodes(p, context)
+        return {o.name: context.finish(o, values[o.value]) for o in p.outputs}
+
+
+def test_kernels_lie_on_both_sides_of_the_call():
+    block = fuse(load_path(LAYER).programs["llama3_layer"], None)
+    (call,) = (k for k in block.backward.kernels if k.kind == "call")
+    assert call.reads == {"q", "k", "v", "d_o"}
+    assert call.writes == {"d_q", "d_k", "d_v"}
+    assert {"q", "k", "v", "o"} <= set(block.gradients.saved)
+    assert not any(n.op == "call" and n.attr("callee").name == "causal_attention"
+                   for n in block.backward.program.nodes())  # fmt: skip
