@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 from coda import cost as costs
 from coda.cli.common import add_json, add_request, print_json, write_text
 from coda.cli.report import Report, Side
 from coda.cli.request import Request, from_args
 from coda.cli.svg import svg
+from coda.frontend import load
 from coda.passes import derive
 from coda.runtime.binding import bind
 
@@ -35,10 +37,11 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.model:
-        return _run_model(args)
+        _show_model(args)
+        return 0
     report = explain(from_args(args), args.gpu, args.backward, args.wrt.split(",") if args.wrt else None)
     if args.svg is not None:
-        write_text(args.svg, svg(report))
+        write_text(args.svg, svg([report]))
     if args.json:
         print_json(report.document())
     else:
@@ -58,12 +61,23 @@ def explain(request: Request, gpu: str = "h200", backward: bool = False, wrt: li
     return Report(program.name, request.dims, costs.GPUS[gpu], sides, (*notes, *(n for s in sides for n in s.notes)))
 
 
-def _run_model(args: argparse.Namespace) -> int:
+def explain_model(name: str, gpu: str) -> tuple[Any, list[Report]]:
+    """The report on the products of a model, and one on each program that they are in."""
     from coda.pytorch.explain import explain_named
 
-    report = explain_named(args.file)
+    model = explain_named(name)
+    programs = (load(text).programs.values() for text in model.programs)
+    requests = (Request(program) for (program,) in programs)
+    return model, [explain(request, gpu) for request in requests]
+
+
+def _show_model(args: argparse.Namespace) -> None:
+    model, reports = explain_model(args.file, args.gpu)
+    if args.svg is not None:
+        write_text(args.svg, svg(reports))
     if args.json:
-        print_json(report.document())
+        documents = [report.document() for report in reports]
+        kernels = [kernel for document in documents for kernel in document["kernels"]]
+        print_json({**model.document(), "kernels": kernels, "regions": documents})
     else:
-        print(report)
-    return 0
+        print("\n\n".join(map(str, [model, *(report.text() for report in reports)])))

@@ -48,11 +48,11 @@ class Drawn:
 Graph = tuple[dict[object, Drawn], list[tuple[object, object]]]
 
 
-def svg(report: Report) -> str:
-    """The drawing of a report, forward and backward one below the other."""
+def svg(reports: Sequence[Report]) -> str:
+    """The drawing of reports, one below the other, and of each forward and backward."""
     parts: list[str] = []
     top, right = MARGIN, 0.0
-    for side in report.sides:
+    for report, side in ((r, side) for r in reports for side in r.sides):
         left, height = MARGIN, 0.0
         sizes = ", ".join(f"{n}={s}" for n, s in report.dims.items())
         name = side.program.name + (f" at {sizes}" if sizes else "")

@@ -29,6 +29,10 @@ def factory():
     return Gated(), (torch.randn(3, 16),)
 
 
+def factory_bf16():
+    return Gated().bfloat16(), (torch.randn(3, 16).bfloat16(),)
+
+
 def test_every_product_is_named():
     report = coda.explain(*(lambda m, i: (m, *i))(*factory()))
     assert (report.fused, report.total) == (3, 4)
@@ -43,8 +47,22 @@ def test_the_command(capsys):
     assert main(["explain", "--model", f"{__name__}:factory", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert (document["fused"], document["total"]) == (3, 4)
+    assert document["kernels"] == [] and "f32" in document["regions"][0]["reason"]
     assert main(["explain", "--model", f"{__name__}:factory"]) == 0
     assert "3 of 4 products fused" in capsys.readouterr().out
+
+
+def test_the_kernels_of_a_model(tmp_path, capsys):
+    picture = tmp_path / "model.svg"
+    assert main(["explain", "--model", f"{__name__}:factory_bf16", "--svg", str(picture)]) == 0
+    out = capsys.readouterr().out
+    assert "3 of 4 products fused" in out and "one kernel for each operation" in out
+    assert "silu" in picture.read_text()
+    assert main(["explain", "--model", f"{__name__}:factory_bf16", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    (region,) = document["regions"]
+    assert document["kernels"] == region["kernels"]
+    assert sum(k["kind"] == "gemm" for k in region["kernels"]) == 2
 
 
 @pytest.mark.parametrize("name", ["nowhere:factory", "math:nothing", "math"])

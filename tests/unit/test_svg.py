@@ -27,7 +27,7 @@ def report(name: str):
 @pytest.mark.parametrize("name", BLOCKS)
 def test_a_block_is_drawn_whole(name):
     drawn = report(name)
-    root = ElementTree.fromstring(svg(drawn))
+    root = ElementTree.fromstring(svg([drawn]))
     texts = [t.text or "" for t in root.iter(f"{NAMESPACE}text")]
     boxes = [tuple(float(r.get(k)) for k in ("x", "y", "width", "height"))
              for r in root.iter(f"{NAMESPACE}rect") if r.get("rx")]  # fmt: skip
