@@ -107,7 +107,7 @@ def _same_dtype(x: Tensor, **others: Tensor | None) -> None:
             raise CodaError.of(f"'{name}' is {other.dtype}, the operand {x.dtype}", f"pass {name}.to({x.dtype})")
 
 
-def _run(text: str, operands: dict[str, Tensor], sizes: dict[str, int], memory: str = "auto") -> Tensor:
+def _run(text: str, operands: dict[str, Tensor], sizes: dict[str, int], memory: str = "fast") -> Tensor:
     wrt = tuple(n for n, x in operands.items() if x.requires_grad and torch.is_grad_enabled())
     return BLOCK(list(operands.values()), list(sizes.values()), text, _options(tuple(sizes), wrt, memory))[0]
 

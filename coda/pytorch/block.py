@@ -29,14 +29,16 @@ Groups = tuple[tuple[str, ...], ...]
 class Options:
     """How a program is run. ``sizes`` names its symbolic sizes in the order in which the op gets them; ``wrt`` the
     parameters that may want a gradient; ``shapes`` the axes of each dim of an output, where these are not the dims of
-    its type. A ``derived`` program is a backward, which has gone through all rewrites."""
+    its type. A ``derived`` program is a backward, which has gone through all rewrites; its kernels run in chunks of the
+    axis ``chunk``, if there is one."""
 
     sizes: tuple[str, ...] = ()
     wrt: tuple[str, ...] = ()
     numerics: str = "fused"
-    memory: str = "auto"
+    memory: str = "fast"
     shapes: Mapping[str, Groups] = field(default_factory=dict)
     derived: bool = False
+    chunk: str | None = None
     fallback: str = "copy"
     version: str = __version__
 
@@ -121,5 +123,5 @@ class Block:
         read = {n.attr("name") for n in whole.nodes() if n.op == "input"}
         params = [p for p in whole.params if p.name in read]
         program = Program.of(whole.name, params, kept, dict(whole.names))
-        options = replace(self.options, wrt=(), shapes={}, derived=True)
+        options = replace(self.options, wrt=(), shapes={}, derived=True, chunk=self.gradients.chunk)
         return program, print_program(program), options.text()

@@ -1,7 +1,8 @@
 """A program on tensors: its kernels where the operands are on a GPU, else the reference interpreter.
 
 On a GPU a program that is lowered whole is one artifact. Otherwise its kernels run one by one, and those that cannot be
-lowered run in the interpreter, which is torch on the same device; ``steps`` says which, and why.
+lowered run in the interpreter, which is torch on the same device; ``steps`` says which, and why. With ``chunk`` the
+kernels of an artifact run in chunks of that axis (``coda/passes/chunk.py``), if they can; what it means is the same.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 
+import torch
 from torch import Tensor
 
 from coda.errors import CodaError
@@ -19,24 +21,28 @@ from coda.runtime.binding import evaluate_size, type_shape
 from coda.runtime.callable import CompiledProgram
 from coda.runtime.reference import evaluate_sized
 from coda.target.blocks import joined_finishes, lower_kernel, lower_program
+from coda.target.chunks import lower_in_chunks
 from coda.target.product import MAX_TERMS
 
 MERGED = {"K": MAX_TERMS, "N": 16}  # the products that one kernel takes, by kind (see merge.py)
 
 
-def execute(program: Program, inputs: Mapping[str, Tensor], sizes: Mapping[str, int], layout: str) -> dict[str, Tensor]:
+def execute(
+    program: Program, inputs: Mapping[str, Tensor], sizes: Mapping[str, int], layout: str, chunk: str | None = None
+) -> dict[str, Tensor]:
     """The outputs by name, each with the shape of its type."""
     if not any(x.is_cuda for x in inputs.values()):
-        return evaluate_sized(program, inputs, sizes)
-    return run_steps(program, inputs, sizes, layout)
+        with torch._C._DisableAutocast():  # the program says its dtypes
+            return evaluate_sized(program, inputs, sizes)
+    return run_steps(program, inputs, sizes, layout, chunk)
 
 
 def run_steps(
-    program: Program, inputs: Mapping[str, Tensor], sizes: Mapping[str, int], layout: str
+    program: Program, inputs: Mapping[str, Tensor], sizes: Mapping[str, int], layout: str, chunk: str | None = None
 ) -> dict[str, Tensor]:
     """The outputs by name, kernel by kernel."""
     tensors = dict(inputs)
-    for step in steps(program, layout):
+    for step in steps(program, layout, chunk):
         tensors |= step.run({p.name: tensors[p.name] for p in step.program.params}, sizes)
     return {o.name: tensors[o.name] for o in program.outputs}
 
@@ -44,9 +50,9 @@ def run_steps(
 class Step:
     """A program that is an artifact, or runs in the interpreter for a reason."""
 
-    def __init__(self, program: Program, layout: str, reason: str | None):
+    def __init__(self, program: Program, layout: str, reason: str | None, chunk: str | None = None):
         self.program, self.reason = program, reason
-        self.compiled: CompiledProgram | None = None if reason else compile(program, fallback=layout)
+        self.compiled: CompiledProgram | None = None if reason else compile(program, fallback=layout, chunk=chunk)
         self.symbols = {s.name for a in program.axes for s in a.size.free_symbols}
 
     def run(self, inputs: Mapping[str, Tensor], sizes: Mapping[str, int]) -> dict[str, Tensor]:
@@ -65,8 +71,10 @@ def _opened(x: Tensor, type_: Type, sizes: Mapping[str, int]) -> Tensor:
 
 
 @cache
-def steps(program: Program, layout: str) -> tuple[Step, ...]:
+def steps(program: Program, layout: str, chunk: str | None = None) -> tuple[Step, ...]:
     """What a program runs as, in order."""
+    if chunk is not None and _is_lowered_in_chunks(program, chunk):
+        return (Step(program, layout, None, chunk),)
     if (reason := refusal(program, whole=True)) is None:
         return (Step(program, layout, None),)
     try:
@@ -82,6 +90,14 @@ def unlowered_product(program: Program, layout: str) -> str | None:
         if step.reason is not None and any(n.op == "dot" for n in step.program.nodes()):
             return step.reason
     return None
+
+
+def _is_lowered_in_chunks(program: Program, axis: str) -> bool:
+    try:
+        lower_in_chunks(program, axis)
+    except CodaError:
+        return False
+    return True
 
 
 def refusal(program: Program, whole: bool = False) -> str | None:

@@ -35,6 +35,7 @@ def compile(
     numerics: str = "fused",
     tile: str | None = None,
     fallback: str = "copy",
+    chunk: str | None = None,
     device: Any = None,
     consts: Mapping[str, Const] | None = None,
     **dims: int,
@@ -45,7 +46,8 @@ def compile(
     ``dims`` fixes sizes, of axes or consts (``N=4096``); ``consts`` gives const choices and sizes that are then known
     to the checker.
     ``numerics="eager"`` rounds where eager PyTorch rounds. ``fallback`` says what a CUDA call may do when the kernel
-    refuses its operands: ``copy``, ``reference`` or ``strict`` (see ``coda.runtime.callable``).
+    refuses its operands: ``copy``, ``reference`` or ``strict`` (see ``coda.runtime.callable``). ``chunk`` names an axis
+    in whose chunks the kernels run, so that of temporaries over it only a part is ever there.
 
     Kernels are built when a CUDA call first needs them; ``device="cuda"`` builds and loads them now,
     ``device="cpu"`` never builds. On CPU tensors the reference interpreter runs.
@@ -60,7 +62,9 @@ def compile(
 
         ir = round_as_eager(ir)
     never = str(device) == "cpu"
-    compiled = CompiledProgram(ir, dims, tile, fallback, None if never else partial(_build, numerics=numerics))
+    compiled = CompiledProgram(
+        ir, dims, tile, fallback, None if never else partial(_build, numerics=numerics, chunk=chunk)
+    )
     if device is not None and not never:
         compiled.warmup(device)
     return compiled
@@ -78,10 +82,10 @@ def load(path: str | Path, *, fallback: str = "copy") -> CompiledProgram:
     return CompiledProgram(artifact.program, fallback=fallback, artifact=artifact)
 
 
-def _build(program: Program, dims: Mapping[str, int], tile: str | None, numerics: str) -> Artifact:
+def _build(program: Program, dims: Mapping[str, int], tile: str | None, numerics: str, chunk: str | None) -> Artifact:
     from coda.build import artifact
 
-    return artifact(program, dims, tile, numerics=numerics)
+    return artifact(program, dims, tile, numerics=numerics, chunk=chunk)
 
 
 def _choose(module: Module, name: str | None) -> Program:

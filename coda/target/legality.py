@@ -163,7 +163,8 @@ class _Derivation:
         plan = self.plan
         self.index = {a.name: i for i, a in enumerate(plan.args)}
         self.partials, partial = partial_outputs(plan), partial_step(plan)
-        self.factors = {name for step in plan.gemms for name in step.factors}
+        self.parts = {part.name: part.of for part in plan.loop.parts} if plan.loop else {}
+        self.factors = {self.parts.get(name, name) for step in plan.gemms for name in step.factors}
         for arg in plan.args:
             self._signature(arg)
         for arg in plan.args:
@@ -217,7 +218,7 @@ class _Derivation:
 
     def _is_vector(self, arg: p.Arg) -> bool:
         """Whether one element may stand for all: the scale that is per tensor in one call, per row in the next."""
-        plain = not arg.is_output and not arg.inout and arg.name not in self.factors
+        plain = not arg.is_output and not arg.inout and arg.name not in (*self.factors, *self.parts.values())
         return plain and len(arg.dims) == 1 and arg.dtype.kind == "float"
 
     # -- sizes --
@@ -234,6 +235,10 @@ class _Derivation:
         if rest not in self.variables:
             self.variables.append(rest)
         return Extent(_text(size), int(coefficient), self.variables.index(rest), int(offset))
+
+    def _whole_extent(self, size: Size) -> Extent:
+        """A size as the arguments tell it: what a whole axis meets, each chunk of it meets."""
+        return self._extent(self.plan.loop.whole(size) if self.plan.loop else size)
 
     def _shape(self, arg: p.Arg, partial: p.Plan | None) -> None:
         store = self.partials.get(arg.name)
@@ -262,7 +267,7 @@ class _Derivation:
                 mask = sum(1 << self.variables.index(f) for f in factors)
                 extent = Extent(_text(variable), 1, index)
                 self._need(Kind.PRODUCT, why=", ".join(map(_text, factors)), dim=index, value=mask, extent=extent)
-            elif index >= fixed:
+            elif index >= fixed and not (self.plan.loop and variable == self.plan.loop.part.size):
                 raise CodaError.of(
                     f"'{self.plan.name}': the size {_text(variable)} does not follow from the shapes of the arguments",
                     "pass a tensor that has its axes, each a dim of its own",
@@ -270,16 +275,16 @@ class _Derivation:
 
     def _row_sizes(self, plan: RowPlan) -> None:
         """Rows and columns are counted in 32 bits; a thread holds the sums over rows of all its columns."""
-        columns = [self._extent(dim_size(space)) for space in plan.spaces]
-        self._need(Kind.AT_MOST, extent=self._extent(dim_size(plan.rows)), value=INT32)
+        columns = [self._whole_extent(dim_size(space)) for space in plan.spaces]
+        self._need(Kind.AT_MOST, extent=self._whole_extent(dim_size(plan.rows)), value=INT32)
         held = bool(plan.column_totals) and plan.kind == "row"
         limit = ROW_THREADS * OCTET * plan.variants[-1].octets if held else MAP_COLUMNS
         for extent in columns:
             self._need(Kind.AT_MOST, extent=extent, value=limit)
 
     def _sizes(self, plan: p.Plan) -> None:
-        rows, columns = (self._extent(dim_size(d)) for d in (plan.rows, plan.columns))
-        contractions = list(dict.fromkeys(self._extent(dim_size(t.contraction)) for t in plan.terms))
+        rows, columns = (self._whole_extent(dim_size(d)) for d in (plan.rows, plan.columns))
+        contractions = list(dict.fromkeys(self._whole_extent(dim_size(t.contraction)) for t in plan.terms))
         for extent in contractions:
             self._need(Kind.AT_LEAST, extent=extent, value=1)
         inner = INT32 // len(plan.terms) // 64 * 64  # the kernel counts whole tiles along K, of all terms
@@ -299,7 +304,8 @@ class _Derivation:
     def _layouts(self) -> None:
         dims: dict[str, tuple[int, int, int]] = {}
         for step in self.plan.gemms:
-            for name, (row, column, limit) in _tma_dims(step).items():
+            for tensor, (row, column, limit) in _tma_dims(step).items():
+                name = self.parts.get(tensor, tensor)
                 dims[name] = (row, column, min(limit, dims.get(name, (0, 0, limit))[2]))
         for arg in self.plan.args:
             if arg.name in dims:
@@ -307,8 +313,9 @@ class _Derivation:
             elif arg.dtype.bytes > 1:
                 self._need(Kind.ALIGNED, arg, "its element size", value=arg.dtype.bytes)
         for step in self.plan.gemms:
-            if len(step.terms[0].b) == 2 and set(step.terms[0].b) <= self.index.keys():
-                first, second = map(self.plan.arg, step.terms[0].b)
+            weights = [self.parts.get(name, name) for name in step.terms[0].b]
+            if len(weights) == 2 and set(weights) <= self.index.keys():
+                first, second = map(self.plan.arg, weights)
                 self._need(Kind.SAME_PITCH, first, _who(second), other=self.index[second.name])
                 self._need(Kind.LANES, first, _who(second), other=self.index[second.name])
 
@@ -399,6 +406,7 @@ def sizes_of(plan: Schedule) -> list[Size]:
             sizes += [access.gather[0].scale, access.gather[1]] if access.gather else []
             sizes += [access.size] if access.size is not None else []
     sizes += [size for t in plan.temporaries for size in t.dims]
+    sizes += [plan.loop.axis.size, plan.loop.part.size] if plan.loop else []
     return list(dict.fromkeys(map(sympy.sympify, sizes)))
 
 

@@ -3,17 +3,19 @@
 A step is a visitor plan (a GEMM) or a row plan, with its finish kernels. Steps read and write the arguments of the
 program and *temporaries*, which live in the workspace: from the step that writes one to the last that reads it. Those
 whose lives do not overlap share a buffer. Sizes are formulas over the axes, which the launcher evaluates.
+
+Some steps may be a *loop*, run once for each chunk of an axis (``coda/passes/chunk.py``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import sympy
 
 from coda.dtypes import DType
-from coda.ir import Program, Size
+from coda.ir import Axis, Program, Size
 from coda.target.plan import Arg, Plan, Variant
 from coda.target.rowplan import RowPlan
 
@@ -33,6 +35,38 @@ class Temporary:
 
 
 @dataclass(frozen=True)
+class Part:
+    """What the steps of a loop see of argument ``of``: its chunk along dim ``dim``."""
+
+    name: str
+    of: str
+    dim: int
+
+
+@dataclass(frozen=True)
+class Loop:
+    """Steps ``first`` up to ``end`` run for one chunk after the other of ``axis``: ``width`` positions of it, the last
+    chunk has what is left. There the axis is called ``part``, and ``start`` is a scalar, the chunk's first position."""
+
+    first: int
+    end: int
+    axis: Axis
+    part: Axis
+    width: int
+    start: str
+    parts: tuple[Part, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The tensors that only its steps know, in the order in which the launcher counts them."""
+        return (*(part.name for part in self.parts), self.start)
+
+    def whole(self, size: Size) -> Size:
+        """A size in terms of the whole axis."""
+        return sympy.sympify(size).subs(self.part.size, self.axis.size)
+
+
+@dataclass(frozen=True)
 class Schedule:
     """A program as one or more kernels. ``args`` are the positions of ``NAME_run``."""
 
@@ -41,6 +75,7 @@ class Schedule:
     args: tuple[Arg, ...]
     steps: tuple[Kernel, ...]
     temporaries: tuple[Temporary, ...] = ()
+    loop: Loop | None = None
 
     @classmethod
     def of(cls, kernel: Kernel) -> Schedule:
@@ -58,6 +93,13 @@ class Schedule:
     def arg(self, name: str) -> Arg:
         return next(a for a in self.args if a.name == name)
 
+    def with_chunk(self, sizes: Mapping[str, int] | None) -> dict[str, int]:
+        """The sizes that are known, with that of a chunk."""
+        known = dict(sizes or {})
+        if self.loop is not None:
+            known[self.loop.part.name] = min(self.loop.width, known.get(self.loop.axis.name, self.loop.width))
+        return known
+
 
 @dataclass(frozen=True)
 class Assembly:
@@ -74,20 +116,25 @@ class Assembly:
         return tuple(v for v in self.variants if v.plan is step)
 
 
-def schedule_steps(program: Program, args: Sequence[Arg], steps: Sequence[Kernel]) -> Schedule:
+def schedule_steps(
+    program: Program, args: Sequence[Arg], steps: Sequence[Kernel], loop: Loop | None = None
+) -> Schedule:
     """The schedule of kernels that run in this order: what is no argument of the program is a temporary."""
-    known = {a.name for a in args}
+    known = {a.name for a in args} | set(loop.names if loop else ())
     between = {a.name: a for step in steps for a in step.args if a.name not in known}
-    lives = {name: _life(name, steps) for name in between}
+    lives = {name: _life(name, steps, loop) for name in between}
     buffers = _share({name: (*lives[name], _nominal(arg)) for name, arg in between.items()})
     temporaries = tuple(Temporary(n, a.dtype, a.dims, a.axes, buffers[n]) for n, a in between.items())
-    return Schedule(program.name, program, tuple(args), tuple(steps), temporaries)
+    return Schedule(program.name, program, tuple(args), tuple(steps), temporaries, loop)
 
 
-def _life(name: str, steps: Sequence[Kernel]) -> tuple[int, int]:
-    """The first and the last step that a tensor is alive in."""
+def _life(name: str, steps: Sequence[Kernel], loop: Loop | None) -> tuple[int, int]:
+    """The first and the last step that a tensor is alive in. What a loop finds there is read in each of its rounds."""
     inside = [i for i, step in enumerate(steps) if any(a.name == name for a in step.args)]
-    return inside[0], inside[-1]
+    first, last = inside[0], inside[-1]
+    if loop is not None and first < loop.first <= last < loop.end:
+        last = loop.end - 1
+    return first, last
 
 
 def _share(lives: dict[str, tuple[int, int, int]]) -> dict[str, int]:

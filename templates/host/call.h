@@ -18,6 +18,7 @@ struct Call {
   View views[kMaxTensors];
   Sizes sizes;
   char* workspace;
+  int64_t start;  // of the chunk of the loop: see `enter`
 
   // The step that is being launched: see `begin`.
   Step const* step;
@@ -59,6 +60,12 @@ inline int64_t partials(Call const& call, bool of_rows) {
   return call.variant ? partials(*call.variant, of_rows, call.rows, call.columns) : call.blocks;
 }
 
+// Sets the size of the chunk of a loop that begins at `start`.
+inline void set_chunk(Call& call, Loop const& loop, int64_t start) {
+  int64_t left = call.sizes.value(loop.axis) - start;
+  call.sizes.values[loop.variable] = left < loop.width ? left : loop.width;
+}
+
 // Views of the arguments, all requirements and the sizes. False leaves the sentence in last_error.
 inline bool accept(Call& call, Program const& program, DLTensor* const* args, int n) {
   call.program = &program;
@@ -69,7 +76,9 @@ inline bool accept(Call& call, Program const& program, DLTensor* const* args, in
     int64_t rows = call.sizes.value(step.rows), columns = call.sizes.value(step.columns);
     return partials(select(program, *step.gemm, rows, columns), of_rows, rows, columns);
   };
-  return check(program, call.views, call.sizes, counts);
+  if (!check(program, call.views, call.sizes, counts)) return false;
+  if (program.loop) set_chunk(call, *program.loop, 0);  // the largest: for it the workspace is planned
+  return true;
 }
 
 // -- workspace: scratch memory, which every step uses anew, then the buffers of the temporaries -------------------------
@@ -160,6 +169,30 @@ inline int64_t plan_workspace(Call& call, void* memory) {
     offset += most;
   }
   return offset;
+}
+
+// Sets what depends on the chunk of a loop: sizes, its parts of arguments, and its first position. Temporaries stay
+// where they are; those over the chunk become narrower with the last one.
+inline void enter(Call& call, Loop const& loop, int64_t start) {
+  Program const& program = *call.program;
+  set_chunk(call, loop, start);
+  call.start = start;
+  for (int i = 0; i < program.temporary_count; ++i)
+    for (int d = 0; d < program.temporaries[i].rank; ++d)
+      call.views[program.arg_count + i].shape[d] = call.sizes.value(program.temporaries[i].dims[d]);
+  View* views = call.views + program.arg_count + program.temporary_count;
+  for (int i = 0; i < loop.part_count; ++i) {
+    Part const& part = loop.parts[i];
+    View& v = views[i] = call.views[part.of];
+    if (!v.present) continue;
+    v.data += start * v.pitch(part.dim) * v.itemsize();
+    v.shape[part.dim] = call.sizes.values[loop.variable];
+  }
+  View& scalar = views[loop.part_count] = View{};
+  scalar.present = true;
+  scalar.dtype = {kDLInt, 64, 1};
+  scalar.device = {kDLCPU, 0};
+  scalar.data = reinterpret_cast<char*>(&call.start);
 }
 
 inline bool check_workspace(Call& call, void* workspace, size_t bytes) {

@@ -1,0 +1,36 @@
+"""Lower a program in chunks of an axis: a schedule whose steps over the axis are a loop (``coda/passes/chunk.py``)."""
+
+from __future__ import annotations
+
+from coda.ir import Program, Type
+from coda.passes.chunk import Chunked, chunk
+from coda.target.blocks import Lowered, lower_noting
+from coda.target.legality import DESIGN_SMS
+from coda.target.lower import program_args
+from coda.target.schedule import Loop, Part, schedule_steps
+
+# Positions in a chunk: a tile of 128 for each multiprocessor, so that products with the chunk's rows or columns fill
+# every wave, whatever the other side is. [8192, WIDTH] of bf16 is 277 MB.
+WIDTH = 128 * DESIGN_SMS
+
+
+def lower_in_chunks(program: Program, axis: str, numerics: str = "fused") -> Lowered:
+    """The kernels of a program in chunks of the axis of this name. Raises CodaError where that cannot be."""
+    cut = chunk(program, axis)
+    before = [lower_noting(p, numerics) for p in cut.before]
+    body = lower_noting(cut.body, numerics)
+    after = [lower_noting(cut.after, numerics)] if cut.after else []
+    first = sum(len(piece.schedule.steps) for piece in before)
+    end = first + len(body.schedule.steps)
+    loop = Loop(first, end, cut.axis, cut.part, WIDTH, cut.start, _parts(cut))
+    pieces = (*before, body, *after)
+    steps = [step for piece in pieces for step in piece.schedule.steps]
+    schedule = schedule_steps(program, program_args(program), steps, loop)
+    notes = (*cut.notes, *(note for piece in pieces for note in piece.notes))
+    return Lowered(schedule, tuple(part for piece in pieces for part in piece.parts), notes)
+
+
+def _parts(cut: Chunked) -> tuple[Part, ...]:
+    types: dict[str, Type] = {p.name: p.type for p in cut.program.params}
+    types |= {o.name: o.type for o in cut.program.outputs}
+    return tuple(Part(name, of, types[of].dims.index((cut.axis,))) for name, of in cut.parts.items())

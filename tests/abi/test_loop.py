@@ -1,0 +1,132 @@
+"""Artifacts whose steps over an axis run chunk by chunk, over the fake CUDA runtime: parts, sizes, the workspace."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from coda.frontend import load
+from coda.target.chunks import WIDTH, lower_in_chunks
+from coda.target.legality import can_lower
+from coda.target.schedule import Schedule
+from tests.abi import harness
+from tests.abi.harness import Recorder
+from tests.abi.test_steps import F32, WORKSPACE, launches, zeros
+
+PROGRAM = """
+program dlogits(x: bf16[M, D], w: bf16[V, D], bias: f32[V]?, label: i64[M], lse: f32[M]) {
+    z = x @ w.T + bias
+    dz = cast(exp(z - lse) - (index(V) == label), bf16)
+    return d_x = dz @ w: bf16, d_w = dz.T @ x: bf16, d_bias = sum(dz, M): f32
+}
+"""
+M, D = 130, 64
+
+
+@lru_cache
+def schedule() -> Schedule:
+    return lower_in_chunks(load(PROGRAM).programs["dlogits"], "V").schedule
+
+
+@lru_cache
+def recorder() -> Recorder:
+    return Recorder(harness.host_of(Path(harness._folder.name) / "loop", schedule(), fake=True))
+
+
+def arguments(v: int, w: Tensor | None = None) -> list[Any]:
+    label, lse = torch.zeros(M, dtype=torch.int64), zeros(M, dtype=F32)
+    w = zeros(v, D) if w is None else w
+    return [zeros(M, D), w, zeros(v, dtype=F32), label, lse, zeros(M, D), zeros(v, D), zeros(v, dtype=F32)]
+
+
+def started() -> Recorder:
+    record = recorder()
+    record.reset()
+    return record
+
+
+def test_steps_before_inside_and_behind_the_loop() -> None:
+    loop = schedule().loop
+    assert loop is not None
+    kinds = [step.kind for step in schedule().steps]
+    assert kinds[: loop.first] == ["map"]  # zeros
+    assert kinds[loop.first : loop.end] == ["gemm"] * 3
+    assert kinds[loop.end :] == ["map"]  # the sum, rounded
+    for v, rounds in ((1, 1), (WIDTH, 1), (WIDTH + 1, 2), (3 * WIDTH - 7, 3)):
+        record = started()
+        assert record.run(arguments(v), workspace=WORKSPACE) == 0, record.error
+        inside = [c["kernel"] for c in launches(record) if "chunk" in c["kernel"]]
+        assert len(inside) == 4 * rounds  # three products, and the finish kernel of d_bias
+
+
+def test_a_chunk_sees_its_part_of_each_tensor() -> None:
+    """Also of a weight whose rows lie farther apart; the last chunk has what is left."""
+    v = 2 * WIDTH + 100
+    wide = zeros(v, D + 8)[:, :D]
+    args = arguments(v, wide)
+    record = started()
+    assert record.run(args, workspace=WORKSPACE) == 0, record.error
+    maps = [c for c in record.calls() if c["call"] == "encode"]
+    weights = [
+        (c["base"], c["dims"], c["strides"]) for c in maps if c["dims"][0] == D and c["strides"] == [2 * (D + 8)]
+    ]
+    step = WIDTH * (D + 8) * 2
+    widths = (WIDTH, WIDTH, 100)
+    wanted = [(wide.data_ptr() + i * step, [D, n], [2 * (D + 8)]) for i, n in enumerate(widths) for _ in range(2)]
+    assert weights == wanted  # read by two products of each chunk
+    kernels = [c["kernel"] for c in launches(record)]
+    first, second, last = (i for i, kernel in enumerate(kernels) if "_1_gemm_" in kernel and "finish" not in kernel)
+    plan = schedule().gemms[0]
+    kind = harness.launch_type(*map(len, (plan.tile_operands, plan.operands, plan.stores, plan.terms)))
+    assert [(p.m, p.n) for p in (record.parameters(kind, i) for i in (first, second))] == [(M, WIDTH)] * 2
+    p = record.parameters(kind, last)
+    assert (p.m, p.n) == (M, 100)
+    starts = [p.operands[i].integer for i, o in enumerate(plan.operands) if o.arg == "V_start"]
+    biases = [p.operands[i].data for i, o in enumerate(plan.operands) if o.arg == "bias_chunk"]
+    assert starts == [2 * WIDTH]
+    assert biases == [args[2].data_ptr() + 2 * WIDTH * 4]
+
+
+def test_the_workspace_holds_one_chunk() -> None:
+    """d_z of one chunk, its rows padded for TMA; the f32 sum; what the finish kernel of d_bias reads."""
+    record = started()
+
+    def bytes_of(v: int) -> int:
+        return record.artifact.workspace_bytes(arguments(v))
+
+    assert bytes_of(3 * WIDTH) == bytes_of(WIDTH) == bytes_of(2 * WIDTH - 1)
+    assert bytes_of(WIDTH) - bytes_of(WIDTH - 8) >= M * 8 * 2
+    total = M * WIDTH * 2 + M * D * 4 + (-(-M // 16)) * WIDTH * 4
+    assert total <= bytes_of(WIDTH) <= total + 4096
+
+
+def test_checks_are_those_of_the_whole_axis() -> None:
+    args = arguments(WIDTH + 8)
+    assert can_lower(schedule(), args)
+    args[1] = zeros(WIDTH + 8, D + 4)[:, :D]
+    refusal = can_lower(schedule(), args)
+    assert "'w' has rows" in str(refusal)
+    record = started()
+    assert record.run(args, workspace=WORKSPACE) == 1
+    assert record.error == str(refusal)
+
+
+def test_an_absent_operand_is_absent_in_each_chunk() -> None:
+    args = arguments(WIDTH + 1)
+    args[2] = None
+    record = started()
+    assert record.run(args, workspace=WORKSPACE) == 0, record.error
+
+
+def test_nothing_but_launches_and_maps() -> None:
+    """A graph can be captured."""
+    record = started()
+    args = arguments(2 * WIDTH)
+    assert record.run(args, workspace=WORKSPACE) == 0, record.error
+    record.reset()
+    assert record.run(args, workspace=WORKSPACE) == 0
+    assert {c["call"] for c in record.calls()} == {"encode", "launch"}
