@@ -82,7 +82,7 @@ def poisoned_outputs(program: Program, sizes: Mapping[str, int], device: Device 
     return outputs
 
 
-def _source(node: Node) -> Node:
+def source_of(node: Node) -> Node:
     """The value behind operations that move, cut or convert it."""
     while node.args and node.op in ("transpose", "layout", "cast", "part", "slice", "default"):
         node = node.args[0]
@@ -93,7 +93,7 @@ def _weight_scales(program: Program, sizes: Mapping[str, int]) -> dict[str, floa
     """1/sqrt(K) for each parameter that is the right operand of a product."""
     scales = {}
     for node in program.nodes():
-        if node.op == "dot" and (weight := _source(node.args[1])).op == "input":
+        if node.op == "dot" and (weight := source_of(node.args[1])).op == "input":
             k = type_shape(node.args[1].type, sizes)[0]
             scales[weight.attr("name")] = max(k, 1) ** -0.5
     return scales
@@ -111,11 +111,11 @@ def _index_ranges(program: Program, sizes: Mapping[str, int]) -> dict[str, int]:
 
     for node in program.nodes():
         if node.op in ("gather", "pick"):
-            limit(_source(node.args[1]), node.args[0].type.axis(node.attr("axis")))
+            limit(source_of(node.args[1]), node.args[0].type.axis(node.attr("axis")))
         elif node.op in ("eq", "ne"):
             for one, other in (node.args, node.args[::-1]):
                 if one.op == "index":
-                    limit(_source(other), one.attr("axis"))
+                    limit(source_of(other), one.attr("axis"))
     return ranges
 
 
