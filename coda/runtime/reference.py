@@ -202,9 +202,9 @@ class Context:
         return self.align_axes(x, axes, target).expand(self.shape(target))
 
     def contract(self, a: Tensor, b: Tensor, node: Node) -> Tensor:
-        """The product of two values over the last dim of one and the first of the other, in the arithmetic dtype."""
+        """The product of two values over the last dim of one and the first of the other, in their dtype."""
         left, right = (x.reshape(type_shape(arg.type, self.sizes)) for x, arg in zip((a, b), node.args, strict=True))
-        return self.compute(left @ right, node.dtype).reshape(self.shape(node.type.axes))
+        return (left @ right).reshape(self.shape(node.type.axes))
 
     def call(self, node: Node, operands: Sequence[Tensor]) -> Tensor:
         """One result of an opaque call, which is made once for all of them; rounded to its dtype."""
@@ -228,7 +228,11 @@ class Context:
             before = self._load(param, self._required(param)).reshape(x.shape)
             x = self.round(before + x, output.type.dtype)
         stored = torch.float64 if self.exact and output.type.dtype.kind == "float" else torch_dtype(output.type.dtype)
-        return x.to(stored, copy=True, memory_format=torch.contiguous_format)
+        return self.copied(output, x, stored)
+
+    def copied(self, output: Output, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """A result as the caller gets it: contiguous, in memory of its own."""
+        return x.to(dtype, copy=True, memory_format=torch.contiguous_format)
 
     def _required(self, param: Param) -> Tensor | float | int:
         value = self.inputs.get(param.name)
