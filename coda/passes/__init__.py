@@ -3,6 +3,7 @@
     checked program
       -> simplify       bitwise rewrites (simplify.py)
       -> delay_norm     factors of whole rows move behind products (delay_norm.py, terms.py)
+      -> sink           and behind what is linear in a product (sink.py)
       -> fold           vectors over contracted axes go into frozen weights (fold.py)
       -> differentiate  where gradients are wanted (differentiate.py); save.py decides what the forward keeps
       -> delay_norm     of the backward: dy.T @ (h * g) becomes (dy.T @ h) * g
@@ -30,6 +31,7 @@ from coda.passes.labels import Note
 from coda.passes.merge import MOST
 from coda.passes.partition import Partition, partition
 from coda.passes.simplify import simplify
+from coda.passes.sink import sink
 
 __all__ = ["Block", "Note", "Partition", "derive", "fuse", "optimize", "partition"]
 
@@ -51,7 +53,7 @@ def rewrites(numerics: str) -> tuple[Rewrite, ...]:
     """What a forward or backward program goes through, in order. Where rounding is eager, only what keeps every bit."""
     if numerics == "eager":
         return (simplify, lambda p: delay_norm(p, numerics))  # which says what it does not do
-    return (simplify, delay_norm, fold, join_sums, simplify)
+    return (simplify, delay_norm, sink, fold, join_sums, simplify)
 
 
 def optimize(program: Program, numerics: str = "fused") -> tuple[Program, tuple[Note, ...]]:

@@ -96,7 +96,7 @@ def _recover(program: Program, gradients: Program, there: dict[Node, Output]) ->
     found = {}
     for z in there:
         for r, acc in ((z.args[i], z.args[1 - i]) for i in (0, 1) if z.op == "mul"):
-            if r.op == "rsqrt" and is_statistic(r) and acc.dtype == F32 and acc.op not in _LEAVES and acc not in there:
+            if is_never_zero(r) and acc.dtype == F32 and acc.op not in _LEAVES and acc not in there:
                 found[acc] = (z, r)
     if not found:
         return gradients, ()
@@ -166,6 +166,11 @@ def is_statistic(node: Node) -> bool:
             narrow = any(a.type.names == n.type.names for a in wide)
             found[n] = n.op != "dot" and narrow and all(found[a] for a in wide)
     return found[node]
+
+
+def is_never_zero(node: Node) -> bool:
+    """Whether a value is a statistic that one may divide by: 1/rms of finite rows."""
+    return node.op == "rsqrt" and is_statistic(node)
 
 
 def _outputs(program: Program, kept: list[Node], fresh: Fresh) -> dict[Node, Output]:

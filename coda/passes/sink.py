@@ -1,0 +1,99 @@
+"""Row factors move behind what is linear in a product: ``rope(r * acc)`` becomes ``r * rope(acc)``.
+
+A delayed norm leaves its factor right behind the product. Where everything from there to a result is linear (rotations,
+slices, sums, factors known without the product), the factor may as well be the last operation. The forward does the
+same work; the backward gains: the gradient of r is ``sum(dq * rope(acc))``, and ``rope(acc)`` is ``q / r``, which is in
+memory, so the product need not be kept beside q (``save.py``). No rotation is known here; that cos and sin are tables
+of one does not matter.
+
+Label: algebraic. The factor multiplies a sum of rounded products instead of each operand; all of it is f32.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from coda.ir import Node, Program, substitute
+from coda.ops import build, rebuild
+from coda.passes.labels import Label, Note, note
+from coda.passes.save import is_never_zero
+
+NAME = "sink"
+_LINEAR = {"add", "sub", "neg", "layout", "transpose", "part", "slice", "stack", "concat"}
+
+Factored = tuple[Node | None, Node]  # a factor of whole rows (None: 1), and what it multiplies
+
+
+def sink(program: Program) -> tuple[Program, tuple[Note, ...]]:
+    """The program with the factors of rows last in every result that is linear in products, and what was moved."""
+    factored: dict[Node, Factored] = {}
+    free: set[Node] = set()  # of products
+    for node in program.nodes():
+        if node.op != "dot" and all(a in free for a in node.args):
+            free.add(node)
+        elif (found := _factored(node, factored, free)) is not None:
+            factored[node] = found
+    moved = {
+        value: build("mul", row, rest, span=value.span)
+        for value, (row, rest) in factored.items()
+        if row is not None and row not in value.args and any(_is_result(value, o.value) for o in program.outputs)
+    }
+    if not moved:
+        return program, ()
+    new = substitute((o.value for o in program.outputs), moved)
+    result = program.with_outputs(replace(o, value=new[o.value]) for o in program.outputs)
+    names = tuple((new[n], name) for n, name in program.names if n in new)
+    notes = tuple(
+        note(NAME, f"a row factor of '{o.name}' is behind all that is linear", Label("it multiplies a sum"), value)
+        for value in moved
+        for o in program.outputs
+        if _is_result(value, o.value)
+    )
+    return replace(result, names=names), notes
+
+
+def _is_result(value: Node, stored: Node) -> bool:
+    """Whether a value is what an output stores, but for its rounding and the order of its axes."""
+    while stored is not value and stored.op in ("cast", "layout"):
+        (stored,) = stored.args
+    return stored is value
+
+
+def _factored(node: Node, factored: dict[Node, Factored], free: set[Node]) -> Factored | None:
+    """A value that is linear in products as (factor, rest); None where it is not."""
+    if node.op == "dot":
+        return None, node
+    if node.op in ("mul", "div"):
+        return _scaled(node, factored, free)
+    if node.op not in _LINEAR or any(a not in factored for a in node.args):
+        return None
+    rows = {factored[a][0] for a in node.args}
+    if len(rows) != 1:
+        return None
+    (row,) = rows
+    if row is not None and row.type.names & _cut(node):
+        return None
+    return row, rebuild(node, [factored[a][1] for a in node.args])
+
+
+def _scaled(node: Node, factored: dict[Node, Factored], free: set[Node]) -> Factored | None:
+    """A product with something that is known without the products."""
+    first, second = node.args
+    if first in factored and second in free:
+        row, rest = factored[first]
+        if row is None and node.op == "mul" and is_never_zero(second):
+            return second, rest
+        return row, rebuild(node, [rest, second])
+    if second in factored and first in free and node.op == "mul":
+        row, rest = factored[second]
+        if row is None and is_never_zero(first):
+            return first, rest
+        return row, rebuild(node, [first, rest])
+    return None
+
+
+def _cut(node: Node) -> set[str]:
+    """The names of the axes of its operands that an operation cuts or joins."""
+    if node.op == "concat":
+        return set(node.attr("parts"))
+    return {node.attr("axis")} if node.op in ("part", "slice") else set()
