@@ -1,0 +1,103 @@
+"""A measuring process: it prepares candidates and times rounds of them when it is told to.
+
+    python -P -m benchmarks.worker benchmarks.peers.quack benchmarks.peers.liger
+
+Each module has ``offer(item, model)``, which yields candidates (candidates.py), and may have ``compile_ahead(calls)``;
+or it has ``offer_ready(item, model, rows, folder)``, where it prepares and checks its own. Requests come as lines of
+JSON on stdin, answers go to stdout: see ``serve``. All processes share one GPU; only the one that was asked uses it,
+and each times cuBLAS in every round, so that ratios are taken within a process and a round.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import random
+import sys
+import traceback
+from functools import partial
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+
+from benchmarks import eager
+from benchmarks.candidates import NotTimed, Ready, ready, sets, timing
+from benchmarks.models import ITEMS, MODELS
+
+
+class Worker:
+    """The prepared calls of one process, by model and item."""
+
+    def __init__(self, modules: list[str]):
+        self.modules = [importlib.import_module(name) for name in modules]
+        self.ready: dict[tuple[str, str], list[Ready]] = {}
+        self.timer = timing.CudaTimer()
+        self.random = random.Random(0)
+
+    def prepare(self, model: str, item: str, rows: int, folder: str) -> dict[str, Any]:
+        """Check and warm all that the modules offer for an item: what is ready, and why the rest is not."""
+        chosen, size = ITEMS[item], MODELS[model]
+        operands = [eager.operands(chosen, size, rows, seed, "cuda") for seed in range(sets(chosen, size, rows))]
+        products = [(x["a"], x["b"]) for x in operands]
+        found = [Ready("cublas", None, timing.rotating(eager.bare(chosen), products), 0.0)]
+        left_out = []
+        for module in self.modules:
+            try:
+                if hasattr(module, "offer_ready"):
+                    found += module.offer_ready(chosen, size, rows, Path(folder))
+                    continue
+                offered = list(module.offer(chosen, size))
+                if hasattr(module, "compile_ahead"):
+                    module.compile_ahead(partial(c.run, c.prepare(dict(operands[0]))) for c in offered)
+            except Exception as error:
+                left_out.append([module.__name__, None, _first_line(error)])
+                continue
+            for candidate in offered:
+                try:
+                    found.append(ready(candidate, chosen, size, rows, operands))
+                except Exception as error:  # of any kind: a peer that fails is left out, and said so
+                    left_out.append([candidate.impl, candidate.tile, _first_line(error)])
+        for candidate in found:
+            candidate.call()
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        self.ready[model, item] = found
+        return {"ready": [[r.impl, r.tile, r.error] for r in found], "left_out": left_out}
+
+    def round(self, model: str, item: str) -> dict[str, Any]:
+        """The time of each that is ready, in milliseconds; cuBLAS, the first, several times."""
+        calls = dict(enumerate(r.call for r in self.ready[model, item]))
+        times = timing.one_round(calls, 0, self.timer, self.random)
+        return {"times": [times[i] for i in calls]}
+
+    def forget(self, model: str, item: str) -> dict[str, Any]:
+        del self.ready[model, item]
+        torch.cuda.empty_cache()
+        return {}
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error) if isinstance(error, NotTimed) else "".join(traceback.format_exception_only(error))
+    return " ".join(text.split())[:400]
+
+
+def serve(worker: Worker, requests: TextIO, answers: TextIO) -> None:
+    """A request is ``{"do": METHOD, ...its arguments}``, an answer what it returns or ``{"error": why}``."""
+    for line in requests:
+        request = json.loads(line)
+        try:
+            answer = getattr(worker, request.pop("do"))(**request)
+        except Exception as error:
+            traceback.print_exc()
+            answer = {"error": _first_line(error)}
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+
+if __name__ == "__main__":
+    pipe = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print must not get between the answers
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    serve(Worker(sys.argv[1:]), sys.stdin, pipe)

@@ -1,0 +1,54 @@
+"""The items of a Llama layer without a GPU: torch's math, coda's kernels, the protocol of the processes."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+
+from benchmarks import candidates, ours, worker
+from benchmarks.models import ITEMS, MODELS, Model
+from benchmarks.peers import torch_math
+from coda.target.blocks import lower_kernel
+
+TINY = Model("tiny", 64, 96, 4, 2, 16, 512)
+
+
+@pytest.mark.parametrize("item", ITEMS.values(), ids=lambda i: i.name)
+def test_eager_math_passes_its_own_gate(item):
+    for candidate in torch_math.offer(item, TINY):
+        if candidate.impl == "eager":
+            assert 0 < candidates.check(candidate, item, TINY, 24, "cpu") < 1e-2
+
+
+def test_a_wrong_candidate_is_not_timed():
+    item = ITEMS["out_proj"]
+    eager = next(iter(torch_math.offer(item, TINY)))
+    wrong = candidates.Candidate("wrong", lambda x: {"h": x["residual"]}, eager.results)
+    with pytest.raises(candidates.NotTimed, match="h: error"):
+        candidates.check(wrong, item, TINY, 24, "cpu")
+
+
+@pytest.mark.parametrize("model", MODELS.values(), ids=lambda m: m.name)
+def test_every_item_has_kernels_of_its_own_in_the_block(model):
+    kernels = ours.kernels(model)
+    assert set(kernels) == set(ITEMS)
+    for name, item in ITEMS.items():
+        assert all(k.name for k in kernels[name])
+        if item.layout != "tn":
+            (kernel,) = kernels[name]
+            assert lower_kernel(kernel).columns is not None
+
+
+def test_a_process_answers_each_request_and_survives_a_bad_one():
+    class Fake:
+        def round(self, model: str) -> dict:
+            return {"times": [1.0] if model == "known" else {}[model]}
+
+    requests = [{"do": "round", "model": "known"}, {"do": "round", "model": "other"}, {"do": "nothing"}]
+    answers = io.StringIO()
+    worker.serve(Fake(), io.StringIO("".join(json.dumps(r) + "\n" for r in requests)), answers)
+    first, second, third = map(json.loads, answers.getvalue().splitlines())
+    assert first == {"times": [1.0]}
+    assert "KeyError" in second["error"] and "nothing" in third["error"]
