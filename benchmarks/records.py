@@ -14,7 +14,8 @@ RESULTS = Path(__file__).with_name("results")
 @dataclass(frozen=True)
 class Row:
     """One measured candidate. ``ratio`` is the median of per-round ratios to the bare cuBLAS product; ``error`` the
-    largest relative error of an output against float64. ``tile`` is None where the implementation chooses it."""
+    largest relative error of an output against float64. ``tile`` is None where the implementation chooses it. Of a
+    whole block, ``host_us`` is the host's time of a call and ``peak_bytes`` its memory beyond its operands."""
 
     workload: str
     phase: str  # forward, backward, forward+backward
@@ -30,6 +31,8 @@ class Row:
     ratio_quartiles: tuple[float, float]
     rounds: int
     error: float | None
+    host_us: float | None = None
+    peak_bytes: int | None = None
 
 
 def write(rows: list[Row], device: str, versions: dict[str, str], command: str, folder: Path = RESULTS) -> Path:

@@ -7,7 +7,8 @@ import json
 
 import pytest
 
-from benchmarks import candidates, ours, worker
+import coda
+from benchmarks import block, candidates, ours, worker
 from benchmarks.models import ITEMS, MODELS, Model
 from benchmarks.peers import torch_math
 from coda.target.blocks import lower_kernel
@@ -52,3 +53,12 @@ def test_a_process_answers_each_request_and_survives_a_bad_one():
     first, second, third = map(json.loads, answers.getvalue().splitlines())
     assert first == {"times": [1.0]}
     assert "KeyError" in second["error"] and "nothing" in third["error"]
+
+
+def test_the_block_and_its_backward_agree_with_autograd(capsys):
+    """In the interpreter: names, merged weights and gradients of benchmarks.block."""
+    programs = {phase: coda.compile(p, device="cpu") for phase, p in ours.block(TINY).items()}
+    block.check(TINY, programs, rows=24, device="cpu")
+    inference, backward = capsys.readouterr().out.strip().splitlines()
+    assert "inference: 4 results checked" in inference
+    assert "backward: 12 results checked" in backward
