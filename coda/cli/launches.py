@@ -45,7 +45,7 @@ class Launch:
     hosts it."""
 
     name: str
-    kind: str  # "gemm", "row", "map" or "finish"
+    kind: str  # "gemm", "row", "map", "finish" or "call"
     count: int  # of launches
     program: Program
     reads: tuple[Tensor, ...]
@@ -109,6 +109,14 @@ def launches(lowered: Lowered, tiles: Mapping[str, Tile]) -> list[Launch]:
     """The launches of a program in order. ``tiles``: of its GEMMs, by name."""
     steps = zip(lowered.schedule.steps, lowered.parts, strict=True)
     return [launch for step, part in steps for launch in _Step(step, part, tiles.get(step.name, TILES[0])).launches()]
+
+
+def call_launch(call: Program) -> Launch:
+    """An opaque call among the launches: what it reads and writes."""
+    moved = read_bytes(call)
+    reads = tuple(Tensor(p.name, str(p.type), moved[p.name]) for p in call.params if p.name in moved)
+    writes = tuple(Tensor(o.name, str(o.type), output_bytes(o)) for o in call.outputs)
+    return Launch(call.name, "call", 1, call, reads, writes)
 
 
 class _Step:

@@ -15,12 +15,15 @@ FILE is a program, or a .toml config, which options override:
     arch = "sm_90a"
     tile = "128x192"
 
-Building needs nvcc but no GPU; `coda doctor` says what is missing.
+A program with opaque calls becomes one artifact for each segment between them, OUT_1.so, OUT_2.so ...; the report says
+what is called between, with which tensors. Building needs nvcc but no GPU; `coda doctor` says what is missing.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from coda import build
@@ -29,6 +32,9 @@ from coda.cli.common import add_json, add_request, print_json
 from coda.cli.progress import progress
 from coda.cli.request import ARCHES, Request, from_args
 from coda.errors import CodaError
+from coda.ir import Program
+from coda.passes import fuse
+from coda.passes.segments import has_calls, segments
 from coda.runtime.binding import bind
 from coda.target import TILES
 from coda.target.schedule import Assembly
@@ -51,23 +57,51 @@ def run(args: argparse.Namespace) -> int:
     if args.output is not None and args.output.suffix != ".so":
         args.usage_error(f"-o {args.output}: the name of the library ends in .so")
     request = from_args(args)
+    if has_calls(request.program):
+        reports = _segments(args, request)
+    else:
+        reports = [_lower(args, request, args.output)]
+    if args.json:
+        print_json(reports[0] if len(reports) == 1 else {"program": request.program.name, "segments": reports})
+    else:
+        print("\n\n".join(map(_text, reports)))
+    return 0
+
+
+def _text(report: Mapping[str, object]) -> str:
+    return "\n".join(f"{key}: {', '.join(v) if isinstance(v, list) else v}" for key, v in report.items())
+
+
+def _segments(args: argparse.Namespace, request: Request) -> list[dict[str, object]]:
+    """An artifact for each segment of a program with opaque calls, and the calls that the caller makes between them."""
+    reports: list[dict[str, object]] = []
+    for part in segments(fuse(request.program).forward):
+        if not isinstance(part, Program):
+            callee = next(n.attr("callee") for n in part.program.nodes() if n.op == "call")
+            reads, writes = ([x.name for x in xs] for xs in (part.program.params, part.program.outputs))
+            reports.append({"call": callee.name, "reads": reads, "writes": writes})
+            continue
+        known = {s.name for axis in part.axes for s in axis.size.free_symbols} | {axis.name for axis in part.axes}
+        dims = {name: size for name, size in request.dims.items() if name in known}
+        number = part.name.removeprefix(request.program.name)
+        output = args.output and args.output.with_name(f"{args.output.stem}{number}.so")
+        reports.append(_lower(args, replace(request, program=part, dims=dims), output))
+    return reports
+
+
+def _lower(args: argparse.Namespace, request: Request, output: Path | None) -> dict[str, object]:
+    """Build one artifact, or generate its sources."""
     assembly, sizes = _assembly(request)
     tiles = list(dict.fromkeys(v.tile.name for v in assembly.variants))
     report: dict[str, object] = {"program": assembly.name, "arch": request.arch, "tiles": tiles}
     report["kernels"] = [step.name for step in assembly.schedule.steps]
-    if args.no_build:
-        report |= _generate(assembly, args.keep_sources, request.arch)
-    else:
-        with progress(f"building {args.output}") as say:
-            chosen = tiles if request.tile else None  # by default the best tiles that do not spill
-            build.build(assembly.schedule, chosen, args.output, args.keep_sources, request.arch, say, sizes)
-        report["tiles"] = build.load(args.output).tiles
-        report |= {"library": str(args.output), "header": str(args.output.with_suffix(".h"))}
-    if args.json:
-        print_json(report)
-    else:
-        print("\n".join(f"{key}: {', '.join(v) if isinstance(v, list) else v}" for key, v in report.items()))
-    return 0
+    if args.no_build or output is None:
+        return report | _generate(assembly, args.keep_sources, request.arch)
+    with progress(f"building {output}") as say:
+        chosen = tiles if request.tile else None  # by default the best tiles that do not spill
+        build.build(assembly.schedule, chosen, output, args.keep_sources, request.arch, say, sizes)
+    report["tiles"] = build.load(output).tiles
+    return report | {"library": str(output), "header": str(output.with_suffix(".h"))}
 
 
 def _assembly(request: Request) -> tuple[Assembly, dict[str, int]]:

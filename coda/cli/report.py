@@ -9,11 +9,13 @@ from typing import Any
 
 from coda.cli import planview, rowview
 from coda.cli.common import human_bytes, table
-from coda.cli.launches import FREE, Launch, known, launches
+from coda.cli.launches import FREE, Launch, call_launch, known, launches
 from coda.cost import Cost, Gpu, cost
 from coda.errors import CodaError
 from coda.ir import Node, Program
+from coda.passes import fuse
 from coda.passes.labels import Note
+from coda.passes.segments import has_calls, segments
 from coda.target import TILES, Tile, choose_tile, parse_tile
 from coda.target.blocks import Lowered, lower_noting
 from coda.target.plan import Plan
@@ -34,7 +36,7 @@ class Side:
     program: Program
     sizes: Mapping[str, int]
     formulas: Cost
-    lowered: Lowered | None
+    lowered: tuple[Lowered, ...]  # one, or one for each segment between opaque calls
     tiles: Mapping[str, Tile]  # of GEMMs, by name
     launches: tuple[Launch, ...]
     refusal: str | None = None  # why the kernels would not take these sizes
@@ -43,25 +45,45 @@ class Side:
     @classmethod
     def of(cls, program: Program, sizes: Mapping[str, int], tile: str | None = None) -> Side:
         formulas = cost(program)
+        if has_calls(program):
+            return cls.joined(program, sizes, formulas, tile)
         try:
             lowered = lower_noting(program)
         except CodaError as error:  # what it costs can be told all the same
-            return cls(program, sizes, formulas, None, {}, (), reason=error)
+            return cls(program, sizes, formulas, (), {}, (), reason=error)
         gemms = lowered.schedule.gemms
         tiles = {plan.name: parse_tile(tile) if tile else choose_tile(plan, sizes) for plan in gemms}
         refusal = None
         if all(known(size, sizes) is not None for arg in lowered.schedule.args for size in arg.dims):
             refusal = planview.refusal(lowered.schedule, sizes, next(iter(tiles.values()), TILES[0]))
-        return cls(program, sizes, formulas, lowered, tiles, tuple(launches(lowered, tiles)), refusal)
+        return cls(program, sizes, formulas, (lowered,), tiles, tuple(launches(lowered, tiles)), refusal)
+
+    @classmethod
+    def joined(cls, program: Program, sizes: Mapping[str, int], formulas: Cost, tile: str | None) -> Side:
+        """A program with opaque calls: its segments, and the calls between them."""
+        found = []
+        for part in segments(fuse(program).forward):
+            if isinstance(part, Program):
+                found.append(cls.of(part, sizes, tile))
+            else:
+                found.append(cls(part.program, sizes, formulas, (), {}, (call_launch(part.program),)))
+        return cls(
+            program, sizes, formulas,
+            lowered=tuple(x for side in found for x in side.lowered),
+            tiles={name: t for side in found for name, t in side.tiles.items()},
+            launches=tuple(x for side in found for x in side.launches),
+            refusal=next((side.refusal for side in found if side.refusal), None),
+            reason=next((side.reason for side in found if side.reason), None),
+        )  # fmt: skip
 
     @property
     def notes(self) -> tuple[Note, ...]:
         """What the passes did that cut it into kernels."""
-        return tuple(n for n in self.lowered.notes if n.rule != "partition") if self.lowered else ()
+        return tuple(n for lowered in self.lowered for n in lowered.notes if n.rule != "partition")
 
     @property
     def steps(self) -> tuple[Kernel, ...]:
-        return self.lowered.schedule.steps if self.lowered else ()
+        return tuple(step for lowered in self.lowered for step in lowered.schedule.steps)
 
     def count(self) -> Counter[str]:
         """The launches of each kind."""
@@ -120,7 +142,7 @@ class Side:
 
     @property
     def temporaries(self) -> tuple[Any, ...]:
-        return self.lowered.schedule.temporaries if self.lowered else ()
+        return tuple(t for lowered in self.lowered for t in lowered.schedule.temporaries)
 
     def text(self, gpu: Gpu) -> list[str]:
         lines = []

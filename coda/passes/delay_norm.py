@@ -158,13 +158,14 @@ class _Delay:
 def _would_help(side: _Side) -> bool:
     """Whether a kernel would otherwise be needed for the row factors: their tile comes from memory, or from a product
     that must be complete before they are known."""
-    products = _products(side.tile)
+    products = _products(side.tile, side.outer)
     return not products or any(n in products for n in topological(side.rows))
 
 
-def _products(value: Node) -> set[Node]:
-    """The products that a value is computed from without another product in between."""
-    return {n for n in topological([value], lambda n: () if n.op == "dot" else n.args) if n.op == "dot"}
+def _products(tile: Node, outer: frozenset[str]) -> set[Node]:
+    """The products that a tile is computed from element by element: not those behind another, or behind a statistic."""
+    inside = topological([tile], lambda n: () if n.op == "dot" or n.type.names <= outer else n.args)
+    return {n for n in inside if n.op == "dot"}
 
 
 def _name(operand: Node, called: Mapping[Node, str]) -> str | None:

@@ -136,11 +136,20 @@ def _finish_means(program: Program, schedule: Schedule) -> Program:
 def assemble(partition: Partition) -> Program:
     """The kernels put together again to one program: the one they were made from, up to ``partial``."""
     program = partition.program
-    values = {p.name: build("input", name=p.name, type=p.type) for p in program.params}
+    made, _ = composed(partition.kernels, program.params)
+    return program.with_outputs(replace(made[o.name], type=o.type) for o in program.outputs)
+
+
+def composed(kernels: Iterable[Kernel], params: Iterable[Param]) -> tuple[dict[str, Output], dict[Node, str]]:
+    """What kernels that run one after the other write, in terms of the parameters that the first of them find, and
+    what their values are called."""
+    values = {p.name: build("input", name=p.name, type=p.type) for p in params}
     made: dict[str, Output] = {}
-    for kernel in partition.kernels:
+    names: dict[Node, str] = {}
+    for kernel in kernels:
         known = {build("input", name=p.name, type=p.type): values[p.name] for p in kernel.program.params if not p.inout}
         new = substitute((o.value for o in kernel.program.outputs), known)
+        names |= {new[n]: name for n, name in kernel.program.names if n in new}
         for output in kernel.program.outputs:
             made[output.name] = replace(output, value=new[output.value])
             value = made[output.name].value
@@ -148,7 +157,7 @@ def assemble(partition: Partition) -> Program:
             if output.into is None:
                 same = value.type.dims == output.type.dims
                 values[output.name] = value if same else build("layout", value, dims=output.type.dims)
-    return program.with_outputs(replace(made[o.name], type=o.type) for o in program.outputs)
+    return made, names
 
 
 class _Partitioner:
@@ -198,8 +207,7 @@ class _Partitioner:
                 if (
                     same
                     and group.kind != "call"
-                    and readers
-                    and 2 * index < min(readers)
+                    and all(2 * index < stage for stage in readers)
                     and needed <= self.matrices(self.stage_closure(2 * index))
                 ):
                     self.stage[node] = 2 * index
@@ -363,9 +371,7 @@ def _named(kernels: list[Kernel], program: Program) -> tuple[Kernel, ...]:
 
 def _reason(kernel: Kernel) -> str:
     """Why a kernel is one of its own, as a sentence."""
-    if kernel.kind == "call":
-        return "an opaque function, which is called between kernels"
-    if kernel.group is not None:
+    if kernel.group is not None and kernel.kind != "call":
         count = len(kernel.group.dots)
         how = {"N": "that share their left operand", "M": "that share their right operand", "K": "added up in one sum"}
         return "a product" if count == 1 else f"{count} products {how[kernel.group.kind]}"
@@ -375,5 +381,6 @@ def _reason(kernel: Kernel) -> str:
 REASONS = {
     "row": "it needs statistics of whole rows, and a kernel with a product makes only tiles of them",
     "map": "no product makes or reads these values tile by tile",
+    "call": "an opaque function: it is called between kernels, what it reads and gives is in memory",
     "finish": "the tiles of a kernel reduce a part each; behind it the parts are added up in fixed order",
 }

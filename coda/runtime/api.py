@@ -52,7 +52,10 @@ def compile(
     Kernels are built when a CUDA call first needs them; ``device="cuda"`` builds and loads them now,
     ``device="cpu"`` never builds. On CPU tensors the reference interpreter runs.
     """
+    from coda.passes import fuse
+    from coda.passes.segments import has_calls, segments
     from coda.runtime.callable import CompiledProgram
+    from coda.runtime.chain import ChainedProgram
 
     if numerics not in NUMERICS:
         raise CodaError.of(f"numerics is '{numerics}'", f"one of {', '.join(NUMERICS)}")
@@ -62,9 +65,11 @@ def compile(
 
         ir = round_as_eager(ir)
     never = str(device) == "cpu"
-    compiled = CompiledProgram(
-        ir, dims, tile, fallback, None if never else partial(_build, numerics=numerics, chunk=chunk)
-    )
+    build = None if never else partial(_build, numerics=numerics, chunk=chunk)
+    compiled = CompiledProgram(ir, dims, tile, fallback, build)
+    if has_calls(ir):
+        parts = segments(fuse(ir, numerics=numerics).forward)
+        compiled = ChainedProgram(ir, dims, tile, fallback, build, parts=parts)
     if device is not None and not never:
         compiled.warmup(device)
     return compiled

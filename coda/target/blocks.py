@@ -15,6 +15,7 @@ from coda.ops import build
 from coda.passes import fuse
 from coda.passes.labels import Note
 from coda.passes.partition import Kernel as Part
+from coda.passes.segments import has_calls
 from coda.target.lower import lower, program_args
 from coda.target.product import MAX_TERMS
 from coda.target.rows import lower_rows
@@ -43,6 +44,10 @@ def lower_program(program: Program, numerics: str = "fused") -> Schedule:
 def lower_noting(program: Program, numerics: str = "fused") -> Lowered:
     """The kernels of a program. Raises CodaError that says why where it cannot be lowered. ``numerics`` is that of the
     passes that cut it: where it is eager, no rounding moves."""
+    if has_calls(program):
+        called = ", ".join(dict.fromkeys(n.attr("callee").name for n in program.nodes() if n.op == "call"))
+        hint = "coda lower builds its segments, coda.compile also calls what is between them"
+        raise CodaError.of(f"'{program.name}' calls {called}, which no kernel computes", hint)
     try:
         return Lowered(Schedule.of(lower_kernel(program)), (program,))
     except CodaError as one:

@@ -134,7 +134,8 @@ MODULES: dict[str, Callable[..., list[Tensor]]] = {
 
 def block(name: str) -> Program:
     path = EXAMPLES / (f"{name}.coda" if name.endswith("_layer") else f"{name.split('_')[0]}_block.coda")
-    consts = {"HQ": SIZES["HQ"], "HK": SIZES["HK"]} if name == "phi3_qkv" else {}
+    sizes = {"phi3_qkv": ("HQ", "HK"), "llama3_layer": ("HQ", "HK", "f")}.get(name, ())
+    consts = {n: SIZES[n] for n in sizes}
     return load_path(path, consts).programs[name]
 
 

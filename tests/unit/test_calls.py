@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
 
 import coda
+from coda.cli import main
 from coda.errors import CodaError
 from coda.frontend import load, load_path
+from coda.ir import Program
 from coda.passes import derive, fuse
 from coda.passes.eager import round_as_eager
+from coda.passes.segments import has_calls, segments
 from coda.runtime import externs
-from coda.runtime.reference import evaluate
+from coda.runtime.binding import bind, shapes_of, type_shape
+from coda.runtime.chain import ChainedProgram
+from coda.runtime.compare import compare
+from coda.runtime.inputs import random_inputs
+from coda.runtime.reference import Context, evaluate, run_nodes
+from coda.target.blocks import lower_program
 from tests.gradients import check_gradients, check_text
 
 LAYER = Path(__file__).parents[2] / "examples" / "llama3_layer.coda"
@@ -56,6 +65,10 @@ def program(declarations: str = SCAN + BACKWARD, returned: str = "last"):
     """The program above, which returns ``last`` or not, where it is declared."""
     source = PROGRAM if "last" in declarations else PROGRAM.replace("y, last =", "y =")
     return load(declarations + (source if returned == "last" else source.replace(", last\n", "\n"))).programs["p"]
+
+
+def layer():
+    return load_path(LAYER, {"HQ": 4, "HK": 2, "f": 4}).programs["llama3_layer"]
 
 
 def test_it_prints_and_reads_back():
@@ -152,7 +165,7 @@ def test_register_takes_a_function_and_decorates(monkeypatch):
 
 
 def test_eager_rounding_leaves_the_call_alone():
-    p = load_path(LAYER).programs["llama3_layer"]
+    p = layer()
     rounded = round_as_eager(p)
     assert round_as_eager(rounded) == rounded
     assert sum(n.op == "call" for n in rounded.nodes()) == 1
@@ -188,7 +201,8 @@ def test_a_layer_is_the_one_of_hugging_face():
     weights = {name: layer.get_submodule(path).weight for name, path in names.items()}
     y.backward(seed)
     source = LAYER.read_text().replace("bf16", "f32")  # float64 operands are read as f32: no rounding in exact mode
-    backward, _ = derive(load(source).programs["llama3_layer"])
+    consts = {"HQ": heads, "HK": groups, "f": d // 2}
+    backward, _ = derive(load(source, consts).programs["llama3_layer"])
     tables = {"cos": cos[0, :, : d // 2].double(), "sin": sin[0, :, : d // 2].double()}
     inputs = {"x": x.detach().view(b * t, width), "pos": torch.arange(t, dtype=torch.int32).repeat(b), **tables}
     inputs |= {name: w.detach() for name, w in weights.items()}
@@ -202,8 +216,6 @@ def test_a_layer_is_the_one_of_hugging_face():
 
 def _exact(p, inputs, dims):
     """The program in float64 on float64 operands, which are not rounded to the dtypes it declares."""
-    from coda.runtime.binding import bind, shapes_of
-    from coda.runtime.reference import Context, run_nodes
 
     class Wide(Context):
         def _load(self, param, value):
@@ -217,10 +229,108 @@ def _exact(p, inputs, dims):
 
 
 def test_kernels_lie_on_both_sides_of_the_call():
-    block = fuse(load_path(LAYER).programs["llama3_layer"], None)
+    block = fuse(layer(), None)
     (call,) = (k for k in block.backward.kernels if k.kind == "call")
     assert call.reads == {"q", "k", "v", "d_o"}
     assert call.writes == {"d_q", "d_k", "d_v"}
     assert {"q", "k", "v", "o"} <= set(block.gradients.saved)
     assert not any(n.op == "call" and n.attr("callee").name == "causal_attention"
                    for n in block.backward.program.nodes())  # fmt: skip
+
+
+# Segments: what is compiled of a program with calls.
+
+
+def test_segments_and_calls_make_up_the_program():
+    block = fuse(layer(), None)
+    for side in (block.forward, block.backward):
+        parts = segments(side)
+        assert [isinstance(p, Program) for p in parts] == [True, False, True]
+        for part in parts:
+            check_text(part if isinstance(part, Program) else part.program)
+        assert not any(has_calls(p) for p in parts if isinstance(p, Program))
+
+
+class Interpreted:
+    """A segment's artifact that runs the interpreter, with CPU tensors for those of a GPU."""
+
+    def __init__(self, p):
+        self.p = p
+
+    def check(self, args):
+        return None
+
+    def output_shapes(self, sizes):
+        return {o.name: type_shape(o.type, sizes) for o in self.p.outputs}
+
+    def workspace_bytes(self, args):
+        return 0
+
+    def warmup(self, device):
+        raise AssertionError
+
+    def run(self, args, workspace, stream):
+        names = [p.name for p in self.p.params]
+        inputs, outputs = dict(zip(names, args, strict=False)), args[len(names) :]
+        for target, x in zip(outputs, evaluate(self.p, inputs, dims=self.dims).values(), strict=True):
+            target.copy_(x.view(target.shape))
+
+
+def test_a_chain_calls_between_its_segments():
+    """Every number of rows finds its own sizes; artifacts are built once."""
+    p, built = layer(), []
+    forward = fuse(p).forward
+
+    def build(part, sizes, tile):
+        built.append(part.name)
+        artifact = Interpreted(part)
+        artifact.dims = {"B": 2}
+        return artifact
+
+    f = ChainedProgram(p, {"B": 2}, build=build, device_type="cpu", parts=segments(forward))
+    for rows in (6, 10, 6):
+        inputs = random_inputs(p, {"B": 2, "T": rows // 2, "D": 16, "F": 24, "P": 8}, rows)
+        before = {n: x.clone() for n, x in inputs.items() if isinstance(x, torch.Tensor)}
+        got = f(**inputs)
+        assert compare(p, inputs, {"out": got}, dims={"B": 2}).ok
+        assert f.last_route.kind == "kernel"
+        assert all(torch.equal(x, inputs[n]) for n, x in before.items())
+        out = torch.full_like(got, float("nan"))
+        assert f(**inputs, out=out) is out
+        assert torch.equal(out, got)
+    assert built == ["llama3_layer_1", "llama3_layer_2"]
+
+
+def test_a_compiled_layer_runs_on_the_cpu_as_it_is_written():
+    p = layer()
+    f = coda.compile(p, B=2)
+    inputs = random_inputs(p, {"B": 2, "T": 3, "D": 16, "F": 24, "P": 8})
+    assert torch.equal(f(**inputs), evaluate(p, inputs, dims={"B": 2})["out"])
+    assert f.last_route.kind == "reference"
+
+
+def test_one_artifact_cannot_call():
+    with pytest.raises(CodaError, match="'llama3_layer' calls causal_attention, which no kernel computes"):
+        lower_program(layer())
+
+
+def test_the_command_lowers_each_segment(tmp_path, capsys):
+    source = tmp_path / "mixed.coda"
+    source.write_text("""extern mix(y: bf16[M, N]) -> z: bf16[M, N]
+    program mixed(x: bf16[M, K], w: bf16[N, K], v: bf16[K, N]) {
+        z = mix(x @ w.T)
+        return x + z @ v.T: bf16
+    }""")
+    assert main(["lower", str(source), "--no-build", "--json", "--dims", "M=512,K=256,N=512"]) == 0
+    first, call, second = json.loads(capsys.readouterr().out)["segments"]
+    assert call == {"call": "mix", "reads": ["t"], "writes": ["z"]}
+    assert (first["program"], second["program"]) == ("mixed_1", "mixed_2")
+    assert first["kernels"] == ["mixed_1"]
+
+
+def test_explain_lists_the_call(capsys):
+    assert main(["explain", str(LAYER), "--json"]) == 0
+    kernels = json.loads(capsys.readouterr().out)["kernels"]
+    (call,) = (k for k in kernels if k["kind"] == "call")
+    assert "opaque function" in call["reason"]
+    assert [t["name"] for t in call["reads"]] == ["q", "k", "v"]

@@ -207,3 +207,18 @@ def test_a_constant_row_cancels():
     inputs = random_inputs(before, {"M": 4, "D": 64, "N": 48, "F": 8}) | {"x": torch.full((4, 64), 3.0).bfloat16()}
     exact = evaluate(before, inputs, exact=True)["y"]
     torch.testing.assert_close(evaluate(delayed(before), inputs)["y"].double(), exact, rtol=2**-7, atol=2**-7)
+
+
+def test_what_is_behind_a_product_stays_there():
+    """r of the first product is in the epilogue of the second; the third gains nothing from having it."""
+    source = """program p(o: bf16[M, A], w_o: bf16[D, A], w_gate: bf16[F, D], w_up: bf16[F, D], w_down: bf16[E, F]) {
+        h = cast(o @ w_o.T, bf16)
+        n = h * rsqrt(mean(h * h, D) + 1e-5)
+        y = silu(n @ w_gate.T) * (n @ w_up.T)
+        return y @ w_down.T: bf16
+    }"""
+    once, notes = delay_norm(program(source))
+    assert [n.label is not None for n in notes] == [True, True]
+    again, notes = delay_norm(once)
+    assert again == once
+    assert not notes
