@@ -1,1 +1,5 @@
-"""Functions for those who do not compile a whole model: ``coda.nn.functional``."""
+"""For those who do not compile a whole model: ``coda.nn.functional``, and the loss as a module."""
+
+from coda.nn.loss import LinearCrossEntropy
+
+__all__ = ["LinearCrossEntropy"]

@@ -154,12 +154,13 @@ def stored_dtype(node: Node) -> DType:
 
 
 def is_statistic(node: Node) -> bool:
-    """Whether a value is made of reductions and vectors, no wider than one of them: 1/rms, a mean, a log-sum-exp."""
+    """Whether a value is made of reductions, picked elements and vectors, no wider than one of them: 1/rms, a mean, a
+    log-sum-exp."""
     found: dict[Node, bool] = {}
     for n in topological([node]):
         if n.op == "input" or not n.type.dims:
             found[n] = len(n.type.axes) <= 1
-        elif OPS[n.op].family == "reduce":
+        elif _is_over_an_axis(n):
             found[n] = True
         else:
             wide = [a for a in n.args if a.type.dims]

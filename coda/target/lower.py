@@ -178,12 +178,15 @@ class _Lowering:
         outputs = [o if o.into is None else self._accumulated(o) for o in self.program.outputs]
         for node in walk([o.value for o in outputs], lambda n: is_leaf(n) or n in self.products):
             self._check_expressible(node)
+        by_row = any(not o.is_partial and "row" in self._kinds(o.value) for o in outputs)
         for output in outputs:
             if output.is_partial:
                 stores.append(self._partial_store(output.value.args[0], output))
             elif reductions := self._reductions(output.value):
                 kind = self._finish_kind(output, reductions)
                 finished[kind].append((output, output.value))
+            elif by_row and self.space(output.value) is Space.ROW:  # there is a kernel over the rows anyway
+                finished["row"].append((output, output.value))
             else:
                 stores.append(self._tile_store(output))
         finishings = self._finishings(finished, stores)
@@ -367,6 +370,12 @@ class _Lowering:
             )  # fmt: skip
         name = output.name if output else None
         return Store(direction, reduction.args, F32, name, reduction=kind, finished=output is None)
+
+    def _kinds(self, value: Node) -> set[str]:
+        """The finish kernels that a value needs."""
+        reductions = self._reductions(value)
+        inner = self._reductions(*(r.args[0] for r in reductions))
+        return {self._direction(r) for r in (*reductions, *inner)}
 
     def _finish_kind(self, output: Output, reductions: list[Node]) -> str:
         directions = {self._direction(r) for r in reductions}
