@@ -6,6 +6,8 @@ The graph is captured as ATen operations (``graph.py``), regions around products
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -40,23 +42,36 @@ def coda(
 
 def refusal(gm: fx.GraphModule) -> str | None:
     """Why a graph stays with Inductor as it is."""
-    enters = any("autocast" in str(n.target) for n in gm.graph.nodes if n.op == "call_function")
-    if enters or torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu"):
-        return "it runs under autocast, whose casts are not in the graph: call model.to(torch.bfloat16) instead"
     if not any(n.op == "placeholder" and isinstance(n.meta.get("example_value"), Tensor) for n in gm.graph.nodes):
         return "it has no tensors"
     return None
 
 
 def compile_rest(gm: fx.GraphModule, inputs: Sequence[Any], mode: str | None, config: Config) -> Compiled:
-    if not (config.inductor and can_run_inductor(inputs)):
-        from torch._dynamo.backends.debugging import aot_eager
+    """The graph by Inductor, or by AOT autograd alone. Where autocast is on its casts are in the graph by now."""
+    autocast = torch._C._is_any_autocast_enabled()
+    with torch._C._DisableAutocast() if autocast else contextlib.nullcontext():
+        if config.inductor and can_run_inductor(inputs):
+            from torch._inductor import list_mode_options
+            from torch._inductor.compile_fx import compile_fx
 
-        return aot_eager(gm, inputs)
-    from torch._inductor import list_mode_options
-    from torch._inductor.compile_fx import compile_fx
+            compiled = compile_fx(gm, list(inputs), config_patches=list_mode_options(mode) if mode else None)
+        else:
+            from torch._dynamo.backends.debugging import aot_eager
 
-    return compile_fx(gm, list(inputs), config_patches=list_mode_options(mode) if mode else None)
+            compiled = aot_eager(gm, inputs)
+    return _without_autocast(compiled) if autocast else compiled
+
+
+def _without_autocast(compiled: Compiled) -> Compiled:
+    """A compiled graph, which holds its casts, where autocast is on."""
+
+    @functools.wraps(compiled)
+    def run(*args: Any) -> Any:
+        with torch._C._DisableAutocast():
+            return compiled(*args)
+
+    return run
 
 
 def can_run_inductor(inputs: Sequence[Any]) -> bool:

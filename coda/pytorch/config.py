@@ -25,8 +25,9 @@ class Config:
     """``numerics``: "fused" rounds where the model says so, "eager" where eager PyTorch rounds. ``layout``: "copy" may
     copy an operand that a kernel cannot read in place, "strict" raises. ``fallback``: what becomes of a product that is
     not fused, "inductor", or "error" to be told. ``verbose``: print the report. ``inductor=False``: run what is not
-    fused by AOT autograd alone. ``tune``: measure variants of kernels; ``fuse_loss``: let a cross entropy join the
-    product before it (both later)."""
+    fused by AOT autograd alone. ``kernels``: fuse only what becomes kernels, also where the operands are on a CPU.
+    ``tune``: measure variants of kernels; ``fuse_loss``: let a cross entropy join the product before it (both later).
+    """
 
     numerics: str = "fused"
     tune: bool = False
@@ -35,6 +36,7 @@ class Config:
     fallback: str = "inductor"
     verbose: bool = False
     inductor: bool = True
+    kernels: bool = False
 
     @classmethod
     def of(cls, options: Mapping[str, Any] | None) -> Config:

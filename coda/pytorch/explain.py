@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import fx
 
-from coda.cli.common import table
 from coda.errors import CodaError
 from coda.pytorch.backend import coda
 from coda.pytorch.report import Line, Report, listening
@@ -45,6 +44,8 @@ class ModelReport:
         return {"fused": self.fused, "total": self.total, "products": lines, "programs": self.programs}
 
     def __str__(self) -> str:
+        from coda.cli.common import table
+
         rows = [(x.name, "-" if x.reason else "fused", x.reason or ", ".join(x.fused_with)) for x in self.lines]
         return "\n".join(
             [table([("product", "", "with, or why not"), *rows]), f"{self.fused} of {self.total} products fused"]

@@ -16,7 +16,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.traceback import preserve_node_meta
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
+from coda.pytorch import autocast
 from coda.pytorch.aten import kind, operation
+from coda.pytorch.complex import write_out_products
 
 GRAD_MODE = torch._C._set_grad_enabled
 CHECKPOINT = torch.ops.higher_order.tag_activation_checkpoint
@@ -32,14 +34,36 @@ def capture(gm: fx.GraphModule) -> fx.GraphModule:
     mode = next((x.fake_mode for x in examples if isinstance(x, torch._subclasses.FakeTensor)), None)
     if mode is None:
         raise ValueError("the graph has no fake tensors: it was not captured by torch.compile")
+    run, ambient = fx.Interpreter(gm).run, autocast.State.current()
+
+    def traced(*args: Any) -> Any:
+        with autocast.entering():
+            return run(*args)
+
     with mode, preserve_node_meta(), _checkpoints_with_policy(gm):
-        captured = make_fx(fx.Interpreter(gm).run, pre_dispatch=True)(*examples)
+        captured = make_fx(traced, pre_dispatch=True)(*examples)
+        _without_autocast(captured, ambient)
+        _without_complex(captured)
     for body, _ in bodies(captured):
         if body.meta.get(POLICY) is PLAIN:
             del body.meta[POLICY]
     captured.meta |= gm.meta
     _hand_down(captured, [n.meta for n in before])
     return captured
+
+
+def _without_autocast(gm: fx.GraphModule, ambient: autocast.State) -> None:
+    """Write the casts of autocast into a graph and the graphs that it calls."""
+    states = autocast.write_casts(gm.graph, ambient)
+    for node, state in states.items():
+        if node.target is CHECKPOINT:
+            _without_autocast(getattr(gm, node.args[0].target), state)
+
+
+def _without_complex(gm: fx.GraphModule) -> None:
+    write_out_products(gm.graph)
+    for body, _ in bodies(gm):
+        _without_complex(body)
 
 
 def _hand_down(gm: fx.GraphModule, inputs: Sequence[dict[str, Any]]) -> None:
@@ -114,8 +138,10 @@ def _without_empty_parts(graph: fx.Graph) -> None:
 
 
 def weights(graph: fx.Graph) -> set[fx.Node]:
-    """The graph inputs that are weights: parameters and buffers, and what products read on the right."""
+    """The graph inputs that are weights: parameters and buffers, and what products read on the right. A conversion of
+    a matrix of them is a weight, too: it is made once, not in each kernel that reads it."""
     found = {n for n in graph.nodes if _is_parameter(n)}
+    found |= {n for n in graph.nodes if is_converted_weight(n)}
     for node in graph.nodes:
         if kind(node) == "product":
             right = node.args[2 if operation(node) == "addmm" else 1]
@@ -124,6 +150,16 @@ def weights(graph: fx.Graph) -> set[fx.Node]:
             if right.op == "placeholder":
                 found.add(right)
     return found
+
+
+def is_converted_weight(node: fx.Node) -> bool:
+    """Whether a node is a parameter, a matrix or a view of one, in another dtype."""
+    if kind(node) not in ("cast", "widening") or node.meta["val"].dim() < 2:
+        return False
+    operand = node.args[0]
+    while kind(operand) == "view":
+        operand = operand.args[0]
+    return _is_parameter(operand) or is_converted_weight(operand)
 
 
 def _is_parameter(node: fx.Node) -> bool:

@@ -81,7 +81,8 @@ class Positions:
 def tables(program: Program, constant: Collection[str]) -> tuple[Program, list[Positions], dict[str, Dim]]:
     """The program with tables, the parameters for positions, and for the rows of a table the axes they were. Only
     parameters named in ``constant`` become tables: a gather has no derivative."""
-    rows = max((p.type.dims[0] for p in program.params if len(p.type.dims) == 2), key=len, default=())
+    matrices = [p.type.dims[0] for p in program.params if len(p.type.dims) == 2]
+    rows = max((d for d in matrices if all(a.is_free for a in d)), key=len, default=())
     heads = {a for t in _types(program) for dim in t.dims if len(dim) > 1 and not dim[0].is_free for a in dim[1:]}
     fresh, positions, was = Fresh(taken_names(program)), dict[Dim, Positions](), dict[str, Dim]()
     replaced, params = dict[Node, Node](), list[Param]()

@@ -11,3 +11,7 @@ class Refusal(Exception):
     def __init__(self, message: str, node: Any = None):
         super().__init__(message)
         self.node = node
+
+
+class NoKernel(Refusal):
+    """A region that is a program, but one without kernels."""

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, fx
 
 from coda.pytorch.aten import is_view, kind, record
-from coda.pytorch.graph import Aliases, weights
+from coda.pytorch.graph import Aliases, is_converted_weight, weights
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -35,6 +35,16 @@ class Region:
     @property
     def products(self) -> list[fx.Node]:
         return [n for n in self.nodes if kind(n) == "product"]
+
+    def leads_to_product(self, node: fx.Node) -> bool:
+        """Whether a product of the region depends on an operation of it."""
+        reached = {node}
+        for other in self.nodes:  # in graph order
+            if any(a in reached for a in other.all_input_nodes):
+                if kind(other) == "product":
+                    return True
+                reached.add(other)
+        return False
 
 
 def find_regions(graph: fx.Graph, barriers: Iterable[fx.Node] = ()) -> list[Region]:
@@ -56,7 +66,7 @@ class _Finder:
 
     def is_taken(self, node: fx.Node) -> bool:
         """Whether an operation is translated, here."""
-        if record(node) is None or self.aliases.touches_written(node):
+        if record(node) is None or self.aliases.touches_written(node) or is_converted_weight(node):
             return False
         values = node.meta.get("val")
         values = values if isinstance(values, (list, tuple)) else [values]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -12,21 +13,21 @@ import torch
 from torch import fx
 
 from coda.printer import print_program
-from coda.pytorch.aten import kind, operation
+from coda.pytorch.aten import is_structural, kind, operation
 from coda.pytorch.block import Options, block
 from coda.pytorch.config import Config
 from coda.pytorch.execute import unlowered_product
 from coda.pytorch.graph import Aliases, bodies, chains, sort, weights, with_gradient
 from coda.pytorch.normal import Positions
 from coda.pytorch.op import BLOCK
-from coda.pytorch.refusal import Refusal
+from coda.pytorch.refusal import NoKernel, Refusal
 from coda.pytorch.regions import Region, find_regions
 from coda.pytorch.translate import Translation, translate
 
 ATEN = torch.ops.aten
 MOST_RETRIES = 32
 SHARED = "memory that it shares is written in place, or its dtype has no place in a program"
-SHOWN = ("pointwise", "norm", "reduction")
+SHOWN = ("pointwise", "norm", "reduction", "join")
 
 
 @dataclass(frozen=True)
@@ -72,15 +73,18 @@ def rewrite(gm: fx.GraphModule, config: Config, training: bool) -> Rewritten:
 def plan(graph: fx.Graph, config: Config, differentiable: set[fx.Node]) -> Rewritten:
     """Translate the regions. An operation that turns out not to be translated becomes a barrier between regions."""
     done, barriers = Rewritten(), dict[fx.Node, str]()
+    known: dict[tuple[fx.Node, ...], Fused | Refusal] = {}
     for _ in range(MOST_RETRIES):
-        done, more = Rewritten(), {}
+        done, more = Rewritten(), dict[fx.Node, str]()
         for region in find_regions(graph, barriers):
-            try:
-                done.fused += [_translated(graph, region, config, differentiable)]
-            except Refusal as refusal:
-                at = getattr(refusal, "node", None)
-                for node in [at] if at is not None else region.products:
-                    more[node] = str(refusal)
+            key = tuple(region.nodes)
+            if key not in known:
+                known[key] = _attempt(graph, region, config, differentiable)
+            found = known[key]
+            if isinstance(found, Fused):
+                done.fused += [found]
+            else:
+                more |= dict.fromkeys(_blamed(region, found), str(found))
         if not more:
             break
         barriers |= more
@@ -88,6 +92,26 @@ def plan(graph: fx.Graph, config: Config, differentiable: set[fx.Node]) -> Rewri
     left = [n for n in graph.nodes if kind(n) == "product" and n not in inside]
     done.refused = {name_of(n): barriers.get(n, SHARED) for n in left}
     return done
+
+
+def _attempt(graph: fx.Graph, region: Region, config: Config, differentiable: set[fx.Node]) -> Fused | Refusal:
+    try:
+        return _translated(graph, region, config, differentiable)
+    except Refusal as refusal:
+        return refusal
+
+
+def _blamed(region: Region, refusal: Refusal) -> list[fx.Node]:
+    """The operations that become barriers, so that the rest is tried again: the one that is not translated; where there
+    is no kernel what takes results apart and puts them together, behind the last products first; else the products."""
+    if refusal.node is not None:
+        return [refusal.node]
+    if isinstance(refusal, NoKernel):
+        parts = [n for n in region.nodes if is_structural(n)]
+        last = [n for n in parts if not region.leads_to_product(n)]
+        if parts:
+            return last or parts
+    return region.products
 
 
 def _translated(graph: fx.Graph, region: Region, config: Config, differentiable: set[fx.Node]) -> Fused:
@@ -103,19 +127,19 @@ def _translated(graph: fx.Graph, region: Region, config: Config, differentiable:
         shapes={r.name: r.dims for r in made.results},
     )  # fmt: skip
     text = print_program(made.program)
-    if (reason := _no_kernel(region, text, options)) is not None:
-        raise Refusal(reason)
+    if (reason := _no_kernel(region, text, options, config.kernels)) is not None:
+        raise NoKernel(reason)
     products = tuple(name_of(n) for n in region.products)
     others = tuple(dict.fromkeys(operation(n) for n in region.nodes if kind(n) in SHOWN))
     return Fused(region, products, others, made, options, text)
 
 
-def _no_kernel(region: Region, text: str, options: Options) -> str | None:
+def _no_kernel(region: Region, text: str, options: Options, always: bool) -> str | None:
     """Why a region is better left to Inductor: the GPU has no kernels, or a product would be interpreted."""
     device = region.nodes[0].meta["val"].device
-    if device.type == "cpu":
+    if device.type == "cpu" and not always:
         return None
-    if device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
+    if device.type != "cpu" and (device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0)):
         return f"there are kernels for sm_90a only, not for {device}"
     it = block(text, options.text())
     programs = [it.forward]
@@ -127,7 +151,7 @@ def _no_kernel(region: Region, text: str, options: Options) -> str | None:
 def name_of(product: fx.Node) -> str:
     """What the model calls a product: the path of its module."""
     paths = [path for path, _ in product.meta.get("nn_module_stack", {}).values()]
-    return paths[-1].removeprefix("L['self'].") if paths else product.name
+    return re.sub(r"^L\['\w+'\]\.", "", paths[-1]) if paths else product.name
 
 
 def size_source(graph: fx.Graph, made: Translation, size: sympy.Expr) -> tuple[fx.Node, int | None] | None:

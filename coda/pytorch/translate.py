@@ -30,7 +30,7 @@ from coda.ops import OpError, build
 from coda.passes.axes import conform
 from coda.passes.naming import Fresh
 from coda.pytorch.aten import handler, is_view, kind
-from coda.pytorch.cells import Cell, Cells, Dims, Group
+from coda.pytorch.cells import Cell, Cells, Dims, Group, total
 from coda.pytorch.normal import Positions, distribute, tables
 from coda.pytorch.refusal import Refusal
 from coda.pytorch.values import Value, dtype_of, memory_order, shape_of
@@ -85,6 +85,7 @@ class Translator:
     values: dict[fx.Node, Value] = field(default_factory=dict)
     columns: dict[fx.Node, list[Group]] = field(default_factory=dict)  # of the products that read a matrix
     parts: dict[fx.Node, list[Value]] = field(default_factory=dict)  # of what has several results
+    lanes: list[tuple[Dims, Cell]] = field(default_factory=list)  # of which positions were taken, and the other dims
     leaves: dict[fx.Node, Dims] = field(default_factory=dict)
     params: dict[fx.Node, Param] = field(default_factory=dict)
     axes: dict[str, Axis] = field(default_factory=dict)
@@ -109,7 +110,7 @@ class Translator:
         return self.translation()
 
     def walk(self) -> None:
-        self.values, self.columns = {}, defaultdict(list)
+        self.values, self.columns, self.lanes = {}, defaultdict(list), []
         for node in self.nodes:
             try:
                 self.values[node] = self.translated(node)
@@ -127,9 +128,9 @@ class Translator:
         """Products that read one matrix and have heads of one size: q, k and v. Nothing in the region says that their
         heads are over one axis, but then their weights can lie side by side."""
         for columns in self.columns.values():
-            heads = [g for g in map(self.cells.resolve, columns) if len(g) == 2]
+            heads = [g for g in map(self.cells.resolve, columns) if len(g) >= 2]
             for group in heads[1:]:
-                if group[1].size == heads[0][1].size:
+                if total(group[1:]) == total(heads[0][1:]):
                     self.cells.unify(group[1:], heads[0][1:])
 
     # What handlers ask for.

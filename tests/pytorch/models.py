@@ -11,6 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.pytorch import handwritten
+
 tf = pytest.importorskip("transformers")
 
 VOCABULARY, WIDTH, INNER = 96, 64, 112
@@ -54,6 +56,8 @@ BUILDERS: dict[str, Callable[[], nn.Module]] = {
     "t5_gated": lambda: tf.T5ForConditionalGeneration(
         tf.T5Config(**T5, initializer_factor=0.25, feed_forward_proj="gated-gelu")
     ),
+    "nanogpt": handwritten.NanoGPT,
+    "titan": handwritten.Titan,
     "t5": lambda: tf.T5ForConditionalGeneration(tf.T5Config(**T5)),
 }
 
@@ -116,3 +120,25 @@ def check(got: Step, eager: Step, want: Step, factor: float = 2.0) -> None:
     for name, exact_gradient in want.gradients.items():
         allowed = factor * error(eager.gradients[name], exact_gradient) + eps * 1e-2 * scale
         assert error(got.gradients[name], exact_gradient) <= allowed, name
+
+
+def compiled(model: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    """A model or function compiled by the backend: options of torch.compile and of coda, without Inductor."""
+    dynamo = {k: options.pop(k) for k in ("dynamic", "fullgraph") if k in options}
+    return torch.compile(model, backend="coda", options={"inductor": False, **options}, **dynamo)
+
+
+def agrees(model: nn.Module, given: dict[str, Any], call: Callable[..., Any] | None = None) -> None:
+    """A training step agrees with float64."""
+    want, eager = exact(model, given), step(model, model, given)
+    check(step(compiled(model) if call is None else call, model, given), eager, want)
+
+
+def gradients_agree(call: Callable[..., Tensor], *leaves: Tensor, model: nn.Module | None = None) -> None:
+    """A function and its compiled form give the same results and gradients in f32."""
+    wanting = [x for x in (*leaves, *(model.parameters() if model else ())) if x.requires_grad]
+    want, got = call(*leaves), compiled(call)(*leaves)
+    seed = torch.randn_like(want)
+    torch.testing.assert_close(got, want)
+    for a, b in zip(torch.autograd.grad(got, wanting, seed), torch.autograd.grad(want, wanting, seed), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)

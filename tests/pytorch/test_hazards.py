@@ -6,30 +6,9 @@ import copy
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from tests.pytorch.models import DECODER, check, exact, inputs, step, tf, tiny
-
-
-def compiled(model, **options):
-    dynamo = {k: options.pop(k) for k in ("dynamic", "fullgraph") if k in options}
-    return torch.compile(model, backend="coda", options={"inductor": False, **options}, **dynamo)
-
-
-def agrees(model: nn.Module, given: dict, call=None) -> None:
-    want, eager = exact(model, given), step(model, model, given)
-    check(step(compiled(model) if call is None else call, model, given), eager, want)
-
-
-def gradients_agree(call, *leaves: Tensor, model=None) -> None:
-    """A function and its compiled form give the same results and gradients in f32."""
-    wanting = [x for x in (*leaves, *(model.parameters() if model else ())) if x.requires_grad]
-    want, got = call(*leaves), compiled(call)(*leaves)
-    seed = torch.randn_like(want)
-    torch.testing.assert_close(got, want)
-    for a, b in zip(torch.autograd.grad(got, wanting, seed), torch.autograd.grad(want, wanting, seed), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
-
+from tests.pytorch.models import agrees, compiled, gradients_agree, inputs, tiny
 
 # L1, L4: shapes and graphs.
 
@@ -64,49 +43,6 @@ def test_l4_fullgraph(name):
 def test_inductor_runs_the_rest():
     model, given = tiny("llama", torch.float32), inputs("llama", torch.float32)
     agrees(model, given, compiled(model, inductor=True))
-
-
-# Training loops.
-
-
-def test_checkpointed_layers_are_fused(reports):
-    model = tiny("llama", torch.float32).train()
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    agrees(model, inputs("llama", torch.float32))
-    assert sum(len(r.fused) for r in reports) == 14  # lm_head is behind a graph break
-
-
-def test_tied_weights():
-    torch.manual_seed(0)
-    agrees(tf.LlamaForCausalLM(tf.LlamaConfig(**DECODER, tie_word_embeddings=True)), inputs("llama", torch.float32))
-
-
-def test_i4_frozen_weights():
-    model = tiny("llama", torch.float32)
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_(any(part in name for part in ("q_proj", "up_proj", "model.norm")))
-    agrees(model, inputs("llama", torch.float32))
-
-
-def test_lora_is_one_region(reports):
-    base, a, b = nn.Linear(32, 48, bias=False), nn.Linear(32, 4, bias=False), nn.Linear(4, 48, bias=False)
-    base.weight.requires_grad_(False)
-    model = nn.ModuleList([base, a, b])
-    x = torch.randn(4, 5, 32, requires_grad=True)
-    gradients_agree(lambda x: nn.functional.silu(base(x) + 2.0 * b(a(x))), x, model=model)
-    assert len(reports[-1].fused) == 3 and len(reports[-1].texts) == 1
-
-
-def test_i1_two_backwards_and_untouched_inputs():
-    model = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16))
-    x = torch.randn(3, 16, requires_grad=True)
-    before = x.detach().clone()
-    y = compiled(model)(x)
-    seed = torch.randn_like(y)
-    kept = seed.clone()
-    first = torch.autograd.grad(y, x, seed, retain_graph=True)[0]
-    second = torch.autograd.grad(y, x, seed)[0]
-    assert torch.equal(first, second) and torch.equal(x, before) and torch.equal(seed, kept)
 
 
 # Memory.
@@ -166,14 +102,6 @@ def test_functions_without_a_module(turned, reports):
 
 
 # What is refused, and how.
-
-
-def test_autocast_is_left_to_inductor(reports):
-    model = nn.Sequential(nn.Linear(16, 32), nn.GELU())
-    x = torch.randn(3, 16)
-    with torch.autocast("cpu", torch.bfloat16):
-        torch.testing.assert_close(compiled(model)(x), model(x))
-    assert "autocast" in reports[-1].unfused[0].reason
 
 
 def test_f9_unknown_options_are_errors():

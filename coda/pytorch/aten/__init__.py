@@ -10,7 +10,18 @@ from torch._ops import OpOverload
 from coda.pytorch.aten import casts, norms, pointwise, products, views
 from coda.pytorch.aten.table import RECORDS, Handler, Record
 
-__all__ = ["casts", "handler", "is_view", "kind", "norms", "operation", "pointwise", "products", "views"]
+__all__ = [
+    "casts",
+    "handler",
+    "is_structural",
+    "is_view",
+    "kind",
+    "norms",
+    "operation",
+    "pointwise",
+    "products",
+    "views",
+]
 
 
 def record(node: fx.Node) -> Record | None:
@@ -48,3 +59,8 @@ def kind(node: fx.Node) -> str | None:
 def is_view(node: fx.Node) -> bool:
     """Whether an operation only renames, cuts or reorders."""
     return kind(node) in ("view", "cut")
+
+
+def is_structural(node: fx.Node) -> bool:
+    """Whether an operation takes a tensor apart, or joins some."""
+    return kind(node) in ("cut", "join")

@@ -17,8 +17,8 @@ Handler = Callable[..., "Value"]
 @dataclass(frozen=True)
 class Record:
     """``translate(translator, node, *args, **kwargs)`` gives the value. ``kind`` is "pointwise", "view", "cut" (a view
-    of a part), "product", "norm", "reduction" or "cast". ``takes(node)`` says whether this use of the operation is
-    translated."""
+    of a part), "join", "product", "norm", "reduction" or "cast". ``takes(node)`` says whether this use of the operation
+    is translated."""
 
     translate: Handler
     kind: str

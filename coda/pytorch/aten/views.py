@@ -91,9 +91,15 @@ def permute(t: Translator, node: fx.Node, a: Any, order: Sequence[int]) -> Value
 
 
 def _slices(node: fx.Node) -> bool:
-    """Whether a slice has fixed bounds and step 1, and leaves something."""
+    """Whether a slice has fixed bounds; with a step it takes each n-th of a whole dim."""
     bounds = node.args[2:]
-    return all(isinstance(b, int) or b is None for b in bounds) and (len(bounds) < 3 or bounds[2] == 1)
+    if not all(isinstance(b, int) or b is None for b in bounds):
+        return False
+    size = node.args[0].meta["val"].shape[node.args[1]] if len(node.args) > 1 else 0
+    step = bounds[2] if len(bounds) == 3 else 1
+    return step == 1 or (
+        isinstance(size, int) and size % step == 0 and bounds[0] < step and (bounds[1] or size) >= size
+    )
 
 
 @register("cut", "slice", takes=_slices)
@@ -107,7 +113,53 @@ def slice_(
     if not size.is_Integer:
         raise Refusal("a slice of rows is not translated")
     first, last, _ = slice(start, end).indices(int(size))
-    return cut(t, value, dim, node.name, first, last)
+    if step == 1:
+        return cut(t, value, dim, node.name, first, last)
+    cells = t.cells.resolve(value.dims[dim])
+    if cells and cells[-1].size != step:
+        t.cells.split(cells[-1], (cells[-1].size / step, sympy.Integer(step)))
+        cells = t.cells.resolve(cells)
+    return lane(t, value, dim, cells[:-1], cells[-1:], first)
+
+
+@register("cut", "select", takes=lambda node: all(isinstance(a, int) for a in node.args[1:]))
+def select(t: Translator, node: fx.Node, a: Any, dim: int, index: int) -> Value:
+    value = t.value(a)
+    dim %= len(value.dims)
+    taken = lane(t, value, dim, (), value.dims[dim], index)
+    return Value((*taken.dims[:dim], *taken.dims[dim + 1 :]), taken.node)
+
+
+def lane(t: Translator, value: Value, dim: int, rest: Group, taken: Group, index: int) -> Value:
+    """One position of the cell ``taken`` of a dim, of which ``rest`` is left."""
+    taken = t.cells.resolve(taken)
+    if len(taken) != 1 or not taken[0].size.is_Integer:
+        raise Refusal("a position of several dims, or of the rows, is not translated")
+    dims = (*value.dims[:dim], t.cells.resolve(rest), *value.dims[dim + 1 :])
+    t.lanes.append((tuple(g for g in dims if g), taken[0]))
+    if value.node is None:
+        return Value(dims)
+    name = t.axis(taken[0]).name
+    return Value(dims, t.emit("slice", value.node, axis=name, index=index % int(taken[0].size)))
+
+
+@register("join", "stack", takes=lambda node: _joins(node))
+def stack(t: Translator, node: fx.Node, tensors: Sequence[fx.Node], dim: int = 0) -> Value:
+    """A new dim. Where each operand comes from a position of one, as in a rotation of pairs, it is that one again."""
+    dims, nodes = t.broadcast([t.value(x) for x in tensors])
+    new: Group = (Cell(f"{node.name}/stack", sympy.Integer(len(tensors)), True),)
+    shape = t.cells.resolve_dims(tuple(g for g in dims if g))
+    for others, cell in t.lanes:
+        if cell.size == len(tensors) and t.cells.resolve_dims(others) == shape:
+            t.cells.unify(new, (cell,))
+            break
+    new = t.cells.resolve(new)
+    dim %= len(dims) + 1
+    whole = (*dims[:dim], new, *dims[dim:])
+    if not t.building:
+        return Value(whole)
+    (axis,) = t.axes_of(new)
+    return Value(whole, t.emit("stack", *nodes, axis=axis))
 
 
 def cut(t: Translator, value: Value, dim: int, key: str, start: int, stop: int) -> Value:
@@ -147,7 +199,7 @@ def _joins(node: fx.Node) -> bool:
     return all(isinstance(x.meta.get("val"), torch.Tensor) for x in node.args[0])
 
 
-@register("pointwise", "cat", takes=_joins)
+@register("join", "cat", takes=_joins)
 def cat(t: Translator, node: fx.Node, tensors: Sequence[fx.Node], dim: int = 0) -> Value:
     values = [t.value(x) for x in tensors]
     dim %= len(values[0].dims)
