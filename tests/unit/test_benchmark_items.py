@@ -8,7 +8,7 @@ import json
 import pytest
 
 import coda
-from benchmarks import block, candidates, ours, worker
+from benchmarks import block, candidates, ours, train_small, worker
 from benchmarks.models import ITEMS, MODELS, Model
 from benchmarks.peers import torch_math
 from coda.target.blocks import lower_kernel
@@ -62,3 +62,13 @@ def test_the_block_and_its_backward_agree_with_autograd(capsys):
     inference, backward = capsys.readouterr().out.strip().splitlines()
     assert "inference: 4 results checked" in inference
     assert "backward: 12 results checked" in backward
+
+
+def test_training_compares_distances_from_f32():
+    """Tiny, on the CPU: same weights and batches for each way, so that f32 is no distance from itself."""
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2,
+             "num_key_value_heads": 1}  # fmt: skip
+    f32, again, bf16 = (train_small.train(way, sizes, 2, 3, 2, 16, "cpu") for way in ("f32", "f32", "eager"))
+    assert f32 == again != bf16
+    result = train_small.compare({"f32": f32, "eager": bf16, "coda": bf16})
+    assert result["ratio"] == 1.0 and 0 < result["mean"]["coda"] < 0.1
