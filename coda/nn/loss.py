@@ -75,13 +75,13 @@ def linear_cross_entropy(
         _check_labels(labels, weight.shape[0], ignore_index)
     sizes = {"M": rows.shape[0], "K": weight.shape[1], "V": weight.shape[0]}
     dtypes = tuple((n, t.dtype) for n, t in operands.items())
-    text = _program(dtypes, ignore_index, reduction, label_smoothing, z_loss, softcap)
+    text = program_text(dtypes, ignore_index, reduction, label_smoothing, z_loss, softcap)
     result = run(text, operands, sizes, memory)
     return result.view(target.shape) if reduction == "none" else result
 
 
 @torch.compiler.assume_constant_result
-def _program(
+def program_text(
     dtypes: tuple[tuple[str, torch.dtype], ...],
     ignore: int,
     reduction: str,
