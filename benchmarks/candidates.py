@@ -46,6 +46,7 @@ class Candidate:
     tile: str | None = None
     prepare: Callable[[dict[str, Tensor]], dict[str, Tensor]] = lambda operands: operands
     reference: Callable[..., Mapping[str, Tensor]] | None = None
+    one_shape: bool = False  # it compiles for each shape, so it is checked at the one that is timed
 
 
 @dataclass(frozen=True)
@@ -58,13 +59,23 @@ class Ready:
     error: float
 
 
+@dataclass(frozen=True)
+class LeftOut:
+    """A candidate that is not timed, and why."""
+
+    impl: str
+    tile: str | None
+    reason: str
+
+
 class NotTimed(Exception):
     """Why a candidate is left out."""
 
 
 def ready(candidate: Candidate, item: Item, model: Model, rows: int, operands: list[dict[str, Tensor]]) -> Ready:
     """Check against float64; nothing that is wrong by more than twice the error of eager torch is timed."""
-    error = check(candidate, item, model, min(rows, CHECKED_ROWS), operands[0]["a"].device.type)
+    checked = rows if candidate.one_shape else min(rows, CHECKED_ROWS)
+    error = check(candidate, item, model, checked, operands[0]["a"].device.type)
     prepared = [(candidate.prepare(dict(x)),) for x in operands]
     return Ready(candidate.impl, candidate.tile, timing.rotating(candidate.run, prepared), error)
 

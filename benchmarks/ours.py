@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 import coda
-from benchmarks.candidates import CHECKED_ROWS, NotTimed, Ready, sets
+from benchmarks.candidates import CHECKED_ROWS, LeftOut, NotTimed, Ready, sets
 from benchmarks.models import Item, Model
 from coda.build import load
 from coda.dtypes import torch_dtype
+from coda.errors import CodaError
 from coda.ir import Program
 from coda.passes import derive, fuse
 from coda.runtime.binding import bind, shapes_of
@@ -66,18 +67,18 @@ def file(folder: Path, model: Model, kernel: Program, tile: str) -> Path:
     return folder / model.name / f"{kernel.name}.{tile}.so"
 
 
-def offer_ready(item: Item, model: Model, rows: int, folder: Path) -> Iterator[Ready]:
+def offer_ready(item: Item, model: Model, rows: int, folder: Path) -> Iterator[Ready | LeftOut]:
     """The kernels of an item at each tile that was built for all of them, checked."""
     programs = kernels(model)[item.name]
     tiles = [{p.name.split(".")[1] for p in folder.glob(f"{model.name}/{k.name}.*.so")} for k in programs]
     for tile in sorted(set.intersection(*tiles)):
         try:
             built = [load(file(folder, model, k, tile)) for k in programs]
-            error = max(check(a, model, min(rows, CHECKED_ROWS)) for a in built)
+            worst = max(check(a, model, min(rows, CHECKED_ROWS)) for a in built)
             calls = [call_of(a, model, rows, sets(item, model, rows)) for a in built]
-            yield Ready("coda", tile, _each(calls), error)
-        except NotTimed as reason:
-            raise NotTimed(f"coda {tile}: {reason}") from None
+            yield Ready("coda", tile, _each(calls), worst)
+        except (NotTimed, CodaError, RuntimeError) as error:
+            yield LeftOut("coda", tile, str(error))
 
 
 def _each(calls: Sequence[Callable[[], object]]) -> Callable[[], object]:

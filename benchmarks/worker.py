@@ -23,7 +23,7 @@ from typing import Any, TextIO
 import torch
 
 from benchmarks import eager
-from benchmarks.candidates import NotTimed, Ready, ready, sets, timing
+from benchmarks.candidates import LeftOut, NotTimed, Ready, ready, sets, timing
 from benchmarks.models import ITEMS, MODELS
 
 
@@ -41,8 +41,7 @@ class Worker:
         chosen, size = ITEMS[item], MODELS[model]
         operands = [eager.operands(chosen, size, rows, seed, "cuda") for seed in range(sets(chosen, size, rows))]
         products = [(x["a"], x["b"]) for x in operands]
-        found = [Ready("cublas", None, timing.rotating(eager.bare(chosen), products), 0.0)]
-        left_out = []
+        found: list[Ready | LeftOut] = [Ready("cublas", None, timing.rotating(eager.bare(chosen), products), 0.0)]
         for module in self.modules:
             try:
                 if hasattr(module, "offer_ready"):
@@ -52,19 +51,21 @@ class Worker:
                 if hasattr(module, "compile_ahead"):
                     module.compile_ahead(partial(c.run, c.prepare(dict(operands[0]))) for c in offered)
             except Exception as error:
-                left_out.append([module.__name__, None, _first_line(error)])
+                found.append(LeftOut(module.__name__, None, _one_line(error)))
                 continue
             for candidate in offered:
                 try:
                     found.append(ready(candidate, chosen, size, rows, operands))
                 except Exception as error:  # of any kind: a peer that fails is left out, and said so
-                    left_out.append([candidate.impl, candidate.tile, _first_line(error)])
-        for candidate in found:
-            candidate.call()
+                    found.append(LeftOut(candidate.impl, candidate.tile, _one_line(error)))
+        kept = [x for x in found if isinstance(x, Ready)]
+        for x in kept:
+            x.call()
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
-        self.ready[model, item] = found
-        return {"ready": [[r.impl, r.tile, r.error] for r in found], "left_out": left_out}
+        self.ready[model, item] = kept
+        left_out = [[x.impl, x.tile, x.reason] for x in found if isinstance(x, LeftOut)]
+        return {"ready": [[x.impl, x.tile, x.error] for x in kept], "left_out": left_out}
 
     def round(self, model: str, item: str) -> dict[str, Any]:
         """The time of each that is ready, in milliseconds; cuBLAS, the first, several times."""
@@ -72,13 +73,8 @@ class Worker:
         times = timing.one_round(calls, 0, self.timer, self.random)
         return {"times": [times[i] for i in calls]}
 
-    def forget(self, model: str, item: str) -> dict[str, Any]:
-        del self.ready[model, item]
-        torch.cuda.empty_cache()
-        return {}
 
-
-def _first_line(error: Exception) -> str:
+def _one_line(error: Exception) -> str:
     text = str(error) if isinstance(error, NotTimed) else "".join(traceback.format_exception_only(error))
     return " ".join(text.split())[:400]
 
@@ -91,7 +87,7 @@ def serve(worker: Worker, requests: TextIO, answers: TextIO) -> None:
             answer = getattr(worker, request.pop("do"))(**request)
         except Exception as error:
             traceback.print_exc()
-            answer = {"error": _first_line(error)}
+            answer = {"error": _one_line(error)}
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
 

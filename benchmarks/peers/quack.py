@@ -75,6 +75,8 @@ def tuned(
         return run(x)
 
     for tile_m, tile_n, pingpong in CONFIGURATIONS:
+        if tile_m == 192 and "gated" in tuner.fn.__name__:
+            continue  # its tuner does not offer it, for it may end the process
         config = GemmConfig(tile_m=tile_m, tile_n=tile_n, pingpong=pingpong, is_dynamic_persistent=False)
         name = f"{tile_m}x{tile_n}" + ("" if pingpong else "_coop")
         yield Candidate(impl, partial(at, AutotuneConfig(config=config)), results, name, prepare, reference)

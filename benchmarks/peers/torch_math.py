@@ -17,4 +17,4 @@ def offer(item: Item, model: Model) -> Iterator[Candidate]:
     function = eager.math(item, model)
     yield Candidate("eager", lambda x: function(**x), lambda got, _: got)
     compiled = torch.compile(function, dynamic=False)
-    yield Candidate("torch.compile", lambda x: compiled(**x), lambda got, _: got)
+    yield Candidate("torch.compile", lambda x: compiled(**x), lambda got, _: got, one_shape=True)
