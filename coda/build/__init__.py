@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 DEFAULT_ARCH = "sm_90a"
 Progress = Callable[[str], None]
 Tiles = Sequence[Tile | str] | Tile | str | None
+Measured = Callable[[Schedule, Mapping[str, int]], Mapping[str, Tile]]  # the best tiles at these sizes, by kernel
 
 
 def artifact(
@@ -54,13 +55,20 @@ def artifact(
     progress: Progress | None = None,
     numerics: str = "fused",
     chunk: str | None = None,
+    measured: Measured | None = None,
 ) -> Artifact:
-    """The loaded kernels of a program, from the cache or built now. ``dims`` guide the choice of the tiles. With
-    ``chunk`` the kernels run in chunks of the axis of this name."""
+    """The loaded kernels of a program, from the cache or built now. ``dims`` guide the choice of the tiles, as does
+    ``measured``. With ``chunk`` the kernels run in chunks of the axis of this name."""
     from coda.runtime.library import Artifact
 
-    schedule = lower_in_chunks(program, chunk, numerics).schedule if chunk else lower_program(program, numerics)
-    return Artifact(library(schedule, tile, dims, DEFAULT_ARCH, progress), program=program)
+    schedule = lowered(program, numerics, chunk)
+    chosen = measured(schedule, dims or {}) if measured and tile is None else {}
+    return Artifact(library(schedule, tile, dims, DEFAULT_ARCH, progress, chosen), program=program)
+
+
+def lowered(program: Program, numerics: str = "fused", chunk: str | None = None) -> Schedule:
+    """The kernels of a program, in chunks of an axis where that is named. Raises CodaError where it has none."""
+    return lower_in_chunks(program, chunk, numerics).schedule if chunk else lower_program(program, numerics)
 
 
 def load(path: str | Path) -> Artifact:
@@ -78,9 +86,10 @@ def build(
     arch: str = DEFAULT_ARCH,
     progress: Progress | None = None,
     dims: Mapping[str, int] | None = None,
+    chosen: Mapping[str, Tile] | None = None,
 ) -> Path:
     """Build ``NAME.so``. With ``out`` the library and its header (OUT with suffix .h) are copied there."""
-    built = library(as_schedule(program), tiles, dims, arch, progress)
+    built = library(as_schedule(program), tiles, dims, arch, progress, chosen)
     if keep_sources is not None:
         keep_sources.mkdir(parents=True, exist_ok=True)
         for file in sorted(built.parent.iterdir()):
@@ -125,13 +134,20 @@ def assemble(schedule: Schedule, tiles: Tiles = None, dims: Mapping[str, int] | 
 
 
 def library(
-    schedule: Schedule, tiles: Tiles, dims: Mapping[str, int] | None, arch: str, progress: Progress | None = None
+    schedule: Schedule,
+    tiles: Tiles,
+    dims: Mapping[str, int] | None,
+    arch: str,
+    progress: Progress | None = None,
+    chosen: Mapping[str, Tile] | None = None,
 ) -> Path:
-    """The library of a schedule at the tiles given, by default at the most promising ones that do not spill."""
+    """The library of a schedule at the tiles given; by default at the tile ``chosen`` for a kernel by measuring, else
+    at the most promising one that does not spill."""
     if tiles is not None:
         return cached(assemble(schedule, tiles, dims), arch, progress)
     sizes = schedule.with_chunk(dims)
-    ranked = {plan.name: rank_tiles(plan, sizes) for plan in schedule.gemms}
+    first = {name: [tile] for name, tile in (chosen or {}).items()}
+    ranked = {plan.name: first.get(plan.name, []) + rank_tiles(plan, sizes) for plan in schedule.gemms}
     while True:
         built = [v for plan in schedule.gemms for v in variants_of(plan, ranked[plan.name][:1])]
         try:

@@ -10,10 +10,10 @@ import json
 import os
 import sys
 
-from coda.cli import check, derive, doctor, explain, lower, run, version
+from coda.cli import check, derive, doctor, explain, lower, run, tune, version
 from coda.errors import CodaError
 
-COMMANDS = (check, explain, derive, lower, run, doctor, version)
+COMMANDS = (check, explain, derive, lower, run, tune, doctor, version)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -13,6 +13,7 @@ from coda.ir import Program
 if TYPE_CHECKING:
     from coda.frontend import Module
     from coda.runtime.callable import Artifact, CompiledProgram
+    from coda.tuning.use import Tuning
 
 Const = int | str  # what frontend.load takes as the value of a const parameter
 NUMERICS = ("fused", "eager")
@@ -36,6 +37,7 @@ def compile(
     tile: str | None = None,
     fallback: str = "copy",
     chunk: str | None = None,
+    tune: bool | str = "cached",
     device: Any = None,
     consts: Mapping[str, Const] | None = None,
     **dims: int,
@@ -48,6 +50,9 @@ def compile(
     ``numerics="eager"`` rounds where eager PyTorch rounds. ``fallback`` says what a CUDA call may do when the kernel
     refuses its operands: ``copy``, ``reference`` or ``strict`` (see ``coda.runtime.callable``). ``chunk`` names an axis
     in whose chunks the kernels run, so that of temporaries over it only a part is ever there.
+    ``tune="cached"`` uses what the tuner found at these sizes on this GPU before: tiles, or that separate kernels are
+    faster and run instead. ``True`` measures at the sizes of the first CUDA call, where nothing was found before, which
+    takes minutes; ``False`` chooses tiles by a formula. A ``tile`` that is given is used.
 
     Kernels are built when a CUDA call first needs them; ``device="cuda"`` builds and loads them now,
     ``device="cpu"`` never builds. On CPU tensors the reference interpreter runs.
@@ -64,9 +69,11 @@ def compile(
         from coda.passes.eager import round_as_eager
 
         ir = round_as_eager(ir)
+    tuning = _tuning(tune, numerics, chunk)
     never = str(device) == "cpu"
-    build = None if never else partial(_build, numerics=numerics, chunk=chunk)
-    compiled = CompiledProgram(ir, dims, tile, fallback, build)
+    build = None if never else partial(_build, numerics=numerics, chunk=chunk, tuning=tuning)
+    measured = tuning if tile is None and chunk is None else None  # those were asked for
+    compiled = CompiledProgram(ir, dims, tile, fallback, build, measured=measured)
     if has_calls(ir):
         parts = segments(fuse(ir, numerics=numerics).forward)
         compiled = ChainedProgram(ir, dims, tile, fallback, build, parts=parts)
@@ -87,10 +94,19 @@ def load(path: str | Path, *, fallback: str = "copy") -> CompiledProgram:
     return CompiledProgram(artifact.program, fallback=fallback, artifact=artifact)
 
 
-def _build(program: Program, dims: Mapping[str, int], tile: str | None, numerics: str, chunk: str | None) -> Artifact:
+def _build(
+    program: Program, dims: Mapping[str, int], tile: str | None, numerics: str, chunk: str | None, tuning: Tuning
+) -> Artifact:
     from coda.build import artifact
 
-    return artifact(program, dims, tile, numerics=numerics, chunk=chunk)
+    return artifact(program, dims, tile, numerics=numerics, chunk=chunk, measured=tuning.tiles)
+
+
+def _tuning(mode: bool | str, numerics: str, chunk: str | None) -> Tuning:
+    from coda.build import lowered
+    from coda.tuning.use import Tuning
+
+    return Tuning(partial(lowered, numerics=numerics, chunk=chunk), mode)
 
 
 def _choose(module: Module, name: str | None) -> Program:

@@ -1,15 +1,17 @@
 """A program as a function of torch tensors.
 
-A call takes one of four routes, and ``last_route`` says which:
+A call takes one of five routes, and ``last_route`` says which:
 
 * ``kernel``: CUDA operands that the artifact accepts as they are;
 * ``copy``: the artifact refused their layout, and runs on aligned copies of the operands named;
 * ``reference``: the interpreter of ``reference.py``: CPU operands, no compiler, or a refusal nothing cures;
+* ``unfused``: at these sizes separate kernels were measured to be no slower (``coda.tuning``), and run instead;
 * ``empty``: some axis has size 0. No kernel is launched; empty sums are zeros.
 
-The policy ``fallback`` limits this: ``copy`` allows all four, ``reference`` forbids copies, ``strict`` turns every
-refusal of a CUDA call into a CodaError. Operands are never modified, except ``inout`` ones. Launches go to the
-operands' device and its current stream. Nothing here keeps a tensor alive after the call.
+The policy ``fallback`` limits this: ``copy`` allows all five, ``reference`` forbids copies, ``strict`` turns every
+refusal of a CUDA call into a CodaError and runs the kernel even where it is slower. Operands are never modified, except
+``inout`` ones. Launches go to the operands' device and its current stream. Nothing here keeps a tensor alive after the
+call.
 """
 
 from __future__ import annotations
@@ -25,11 +27,13 @@ from torch import Tensor
 
 from coda.errors import CodaError
 from coda.ir import Output, Program
+from coda.runtime.device import capturing
 from coda.runtime.layout import cure
 from coda.runtime.operands import Operands, named, resolve, with_defaults
 from coda.runtime.reference import evaluate_sized
 from coda.runtime.repeat import REMEMBERED, Repeat, layout_key, wants_gradient
 from coda.runtime.results import allocate, guard_gradient, preallocated, returned, shape_of
+from coda.runtime.unfused import Unfused
 
 FALLBACKS = ("copy", "reference", "strict")
 Arguments = list[Any]
@@ -54,6 +58,13 @@ class Artifact(Protocol):
 
 
 Builder = Callable[[Program, Mapping[str, int], Any], Artifact]
+
+
+class Measured(Protocol):
+    """What measuring led to."""
+
+    def declined(self, program: Program, sizes: Mapping[str, int]) -> str | None:
+        """The sentence why a program is not to be fused at these sizes, or None."""
 
 
 @dataclass(frozen=True)
@@ -83,9 +94,11 @@ class CompiledProgram:
     build: Builder | None = None
     device_type: str = "cuda"  # where the artifact runs; tests put a fake one on the CPU
     artifact: Artifact | None = None
+    measured: Measured | None = None
     last_route: Route | None = field(default=None, compare=False)
     _failure: CodaError | None = field(default=None, repr=False, compare=False)
     _accepted: dict[tuple, Repeat] = field(default_factory=dict, repr=False, compare=False)
+    _unfused: Unfused | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.fallback not in FALLBACKS:
@@ -110,7 +123,7 @@ class CompiledProgram:
         if repeat is None:
             return None
         try:
-            outputs = repeat.run(list(with_defaults(self.program, values).values()), partial(_launch, self._built()))
+            outputs = repeat.run(list(with_defaults(self.program, values).values()), partial(launch, self._built()))
         except CodaError:
             return None
         self.last_route = Route("kernel")
@@ -162,6 +175,9 @@ class CompiledProgram:
         device = _device(operands)
         if device.type != self.device_type:
             return self._reference(operands, given), Route("reference", reason=f"the operands are on {device}")
+        if (reason := self._declined(operands.sizes)) is not None:
+            self._unfused = self._unfused or Unfused(self.program)
+            return self._computed(self._unfused, operands, given), Route("unfused", reason=reason)
         try:
             artifact = self._built(operands.sizes)
         except CodaError as failure:
@@ -169,6 +185,12 @@ class CompiledProgram:
                 raise
             return self._reference(operands, given), Route("reference", reason=failure.diagnostics[0].message)
         return self._kernel(artifact, operands, given, device)
+
+    def _declined(self, sizes: Mapping[str, int]) -> str | None:
+        """Why separate kernels are to run; None where ours do, or must."""
+        if self.measured is None or self.fallback == "strict":
+            return None
+        return self.measured.declined(self.program, sizes)
 
     def _built(self, sizes: Mapping[str, int] | None = None) -> Artifact:
         """The artifact; built once, for any sizes, and a failure to build is remembered. ``sizes`` are those of the
@@ -179,7 +201,7 @@ class CompiledProgram:
             raise self._failure
         if self.build is None:
             raise CodaError.of(f"program '{self.program.name}' was compiled for the reference interpreter only")
-        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        if capturing():
             raise CodaError.of(f"program '{self.program.name}' is not built, and a CUDA graph is being captured",
                                "call .warmup(device) before the capture")  # fmt: skip
         try:
@@ -204,13 +226,22 @@ class CompiledProgram:
             if self.fallback == "strict":
                 raise CodaError.of(f"program '{self.program.name}': {left}")
             return self._reference(operands, given), Route("reference", reason=left)
-        _launch(artifact, used, artifact.workspace_bytes(used), device)
+        launch(artifact, used, artifact.workspace_bytes(used), device)
         written = {p.name for p in self.program.params if p.inout} | results.keys()
         _write_back([i for i, name in enumerate(names) if name in written], arguments, used)
         return results, Route("copy" if copied else "kernel", tuple(names[i] for i in copied), refusal)
 
     def _reference(self, operands: Operands, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        results = evaluate_sized(self.program, operands.values, operands.sizes)
+        return self._computed(partial(evaluate_sized, self.program), operands, given)
+
+    def _computed(
+        self,
+        compute: Callable[[Mapping[str, Any], Mapping[str, int]], Mapping[str, Tensor]],
+        operands: Operands,
+        given: Mapping[str, Tensor],
+    ) -> dict[str, Tensor]:
+        """What torch computes, also in the tensors that were given."""
+        results = dict(compute(operands.values, operands.sizes))
         for output in self.program.outputs:
             target = given.get(output.name) if output.into is None else operands.values[output.into]
             if target is not None:
@@ -223,7 +254,7 @@ def _device(operands: Operands) -> torch.device:
     return next((x.device for x in operands.tensors.values() if x.dim()), torch.device("cpu"))
 
 
-def _launch(artifact: Artifact, args: Arguments, size: int, device: torch.device) -> None:
+def launch(artifact: Artifact, args: Arguments, size: int, device: torch.device) -> None:
     """Run on the operands' device and its current stream, with ``size`` bytes of workspace from torch's allocator."""
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
         workspace = torch.empty(size, dtype=torch.uint8, device=device) if size else None

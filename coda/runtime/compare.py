@@ -83,13 +83,29 @@ def compare(
     ``inputs`` are those of the call, inout parameters as they were before it. Raises CodaError where an output is
     missing or has another shape or dtype than the program declares.
     """
-    exact = evaluate(program, inputs, exact=True, dims=dims)
-    eager = evaluate(round_as_eager(program), inputs, dims=dims)
-    errors = []
-    for output in program.outputs:
-        out = _checked(output, outputs.get(output.name), exact[output.name])
-        errors.append(measure(output, out, exact[output.name], eager[output.name], factor))
-    return Comparison(tuple(errors))
+    return Oracle.of(program, inputs, dims=dims).compare(outputs, factor)
+
+
+@dataclass(frozen=True)
+class Oracle:
+    """What the outputs of one call are compared with; for comparing several implementations on the same inputs."""
+
+    program: Program
+    exact: Mapping[str, Tensor]
+    eager: Mapping[str, Tensor]
+
+    @classmethod
+    def of(cls, program: Program, inputs: Mapping[str, Value], *, dims: Mapping[str, int] | None = None) -> Oracle:
+        exact = evaluate(program, inputs, exact=True, dims=dims)
+        return cls(program, exact, evaluate(round_as_eager(program), inputs, dims=dims))
+
+    def compare(self, outputs: Mapping[str, Tensor], factor: float = FACTOR) -> Comparison:
+        errors = []
+        for output in self.program.outputs:
+            exact, eager = self.exact[output.name], self.eager[output.name]
+            out = _checked(output, outputs.get(output.name), exact)
+            errors.append(measure(output, out, exact, eager, factor))
+        return Comparison(tuple(errors))
 
 
 def measure(output: Output, out: Tensor, exact: Tensor, eager: Tensor, factor: float = FACTOR) -> OutputError:

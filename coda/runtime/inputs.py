@@ -20,7 +20,7 @@ from coda.runtime.binding import evaluate_size, type_shape
 Device: TypeAlias = "torch.device | str | None"
 
 EPS = 1e-5
-_POISON = {"float": float("nan"), "int": -77, "bool": True}
+POISON = {"float": float("nan"), "int": -77, "bool": True}
 _SMALL = (5, 7, 9, 11, 13, 3, 1, 6, 10, 12, 8, 16, 2, 4, 32, 64, 24, 48, 128)
 
 
@@ -75,7 +75,7 @@ def poisoned_outputs(program: Program, sizes: Mapping[str, int], device: Device 
     for output in program.outputs:
         outputs[output.name] = torch.full(
             type_shape(output.type, sizes),
-            _POISON[output.type.dtype.kind],
+            POISON[output.type.dtype.kind],
             dtype=torch_dtype(output.type.dtype),
             device=device,
         )

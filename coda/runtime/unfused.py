@@ -18,6 +18,7 @@ from coda.dtypes import DType, torch_dtype
 from coda.ir import Output, Program
 from coda.ops import OPS
 from coda.passes.eager import round_as_eager
+from coda.runtime.device import capturing
 from coda.runtime.inputs import source_of
 from coda.runtime.reference import Context, Value, run_nodes
 
@@ -65,8 +66,7 @@ class Unfused:
     def _may_compile(self) -> bool:
         """Random numbers come of a seed, which is new in each call and would be a constant of the kernels."""
         seeded = any(OPS[n.op].family == "random" for n in self.program.nodes())
-        capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
-        return not seeded and not capturing and len(self._compiled) < COMPILED
+        return not seeded and not capturing() and len(self._compiled) < COMPILED
 
     def _eager(self, names: list[str], scalars: Mapping[str, Any], sizes: Mapping[str, int]) -> Function:
         def run(*tensors: Tensor) -> tuple[Tensor, ...]:
