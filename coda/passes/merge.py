@@ -48,7 +48,7 @@ def core(operand: Node) -> Node:
 
 def _is_view(layout: Node) -> bool:
     (of,) = layout.args
-    return of.op == "input" or (of.op == "call" and of.type.axes == layout.type.axes)
+    return of.op in ("input", "call") and of.type.axes == layout.type.axes
 
 
 def merge(program: Program, most: Mapping[str, int] = MOST) -> tuple[tuple[Group, ...], tuple[Note, ...]]:

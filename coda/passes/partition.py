@@ -248,7 +248,21 @@ class _Partitioner:
             stage = self.stage[node]
             rows = frozenset[str]() if self.schedule.group(stage) else self.rows(node)
             found.setdefault((stage, rows), []).append(node)
-        return [roots for _, roots in sorted(found.items(), key=lambda item: item[0][0])]
+        ordered = sorted(found.items(), key=lambda item: item[0][0])
+        return [part for (_, rows), roots in ordered for part in (self.apart(roots) if rows else [roots])]
+
+    def apart(self, roots: list[Node]) -> list[list[Node]]:
+        """Stored values of the same rows by themselves where they share no matrix and have columns of their own: the
+        heads of q and of k would be loops inside each other."""
+        parts: list[tuple[set[object], list[Node]]] = []
+        for root in roots:
+            inside = self.closure([root])
+            shared: set[object] = {*self.matrices(inside), *(set(inside) & set(roots))}
+            shared.add(max((n.type.names for n in inside), key=len))
+            joined = [p for p in parts if p[0] & shared]
+            parts = [p for p in parts if p not in joined]
+            parts.append((shared.union(*(p[0] for p in joined)), [*(n for p in joined for n in p[1]), root]))
+        return [sorted(part, key=roots.index) for _, part in parts]
 
     def rows(self, node: Node) -> frozenset[str]:
         """The axes over which the rows run of which a kernel makes a value: those of some product's left operand, if

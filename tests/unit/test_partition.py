@@ -168,3 +168,16 @@ def test_results_that_are_parameters():
     p = program("program p(x: bf16[M, N], r: f32[M]) { return y = x: bf16, z = r: f32 }")
     check(p)
     assert torch.is_tensor(evaluate_partition(partition(p), random_inputs(p, {"M": 2, "N": 3}))["y"])
+
+
+TRANSPOSED = """
+program p(q: bf16[M, H=8, T, d=64], k: bf16[M, J=2, T, d], w: bf16[(H d), N=512], v: bf16[(J d), N]) {
+    return y = layout(q, [(M T), (H d)]) @ w + layout(k, [(M T), (J d)]) @ v: f32[(M T), N]
+}
+"""
+
+
+def test_a_transposed_operand_of_a_product_is_written_out():
+    """Each by itself: the heads of q and of k are two loops, and no kernel runs one inside the other."""
+    parts = check(program(TRANSPOSED))
+    assert [k.kind for k in parts.kernels] == ["map", "map", "gemm"]
