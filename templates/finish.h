@@ -2,6 +2,7 @@
 // follows from them. A block owns 32 rows; 16 threads share a row's partials and a tree over shared memory, always the
 // same, joins them.
 #pragma once
+#include "chain.h"
 #include "operand.h"
 #include "store.h"
 

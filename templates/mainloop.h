@@ -14,6 +14,7 @@
 #include <cute/arch/copy_sm90_tma.hpp>
 #include <cutlass/gemm/collective/sm90_mma_tma_gmma_ss_warpspecialized.hpp>
 
+#include "chain.h"
 #include "launch.h"
 #include "wgmma.h"
 
@@ -58,9 +59,12 @@ struct Mainloop : Base {
     return count;
   }
 
+  // Every thread comes by here, its barriers set up and nothing of the operands touched yet.
+  //
   // The kernel reads only tile counts from these: shapes (BLK_M, BLK_K, m, k, l) and (BLK_N, BLK_K, n, k, l).
   template <class ProblemShape> CUTLASS_DEVICE auto load_init(ProblemShape const&, Params const& p) const {
     using cute::_1;
+    follow_predecessor();
     int const m = tiles(p.launch->m, kTileM), n = tiles(p.launch->n, kTileN), k = k_tiles(*p.launch);
     return cute::make_tuple(cute::make_identity_tensor(cute::make_shape(_1{}, _1{}, m, k, _1{})),
                             cute::make_identity_tensor(cute::make_shape(_1{}, _1{}, n, k, _1{})));

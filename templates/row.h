@@ -9,6 +9,7 @@
 #pragma once
 #include <type_traits>
 
+#include "chain.h"
 #include "launch.h"
 #include "reduce.h"
 #include "scalar.h"
@@ -277,6 +278,7 @@ template <int kSlots> struct RowTeam {
 
 // Body: Launch, kSlots, Totals<kOctets>, row<kOctets, kVector>(p, team, at, totals), as coda/target/emit_rows.py writes it.
 template <class Body, int kOctets, bool kVector> __device__ void run_rows(typename Body::Launch const& p) {
+  follow_predecessor();
   __shared__ float2 slots[2][Body::kSlots][kRowThreads / 32];
   __shared__ float joined[8 * kRowThreads / 4];  // where teams are several, they are of at most kRowThreads / 4 threads
   RowTeam<Body::kSlots> team(slots, joined, kOctets);

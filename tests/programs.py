@@ -15,7 +15,7 @@ from coda.ops import build
 
 TOUR = Path(__file__).parent / "programs"
 EXAMPLES = Path(__file__).parents[1] / "examples"
-BLOCKS = {p.stem for p in EXAMPLES.glob("*_block.coda")}  # several products: see tests/unit/test_blocks.py
+BLOCKS = {p.stem for kind in ("block", "layer") for p in EXAMPLES.glob(f"*_{kind}.coda")}  # see test_blocks.py
 
 UNARY = ("neg", "abs", "exp", "tanh", "sigmoid", "relu", "silu", "gelu_erf", "gelu_tanh", "erf", "sqrt", "rsqrt")
 BINARY = ("add", "sub", "mul", "div", "maximum", "minimum")

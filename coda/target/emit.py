@@ -426,6 +426,7 @@ def finish_kernel(plan: Tiled, finishing: Finishing) -> str:
     lines = [
         f'extern "C" __global__ void __launch_bounds__(512) {plan.name}_finish_{finishing.kind}'
         f"(__grid_constant__ {signature} const p) {{",
+        "  coda::follow_predecessor();",
         "  int const i = blockIdx.x * coda::kFinishWidth + threadIdx.x;",
     ]
     totals: dict[bool, list[str]] = {False: [], True: []}  # by whether it is a pick, which only its own thread reads

@@ -123,7 +123,7 @@ def schedule_steps(
     known = {a.name for a in args} | set(loop.names if loop else ())
     between = {a.name: a for step in steps for a in step.args if a.name not in known}
     lives = {name: _life(name, steps, loop) for name in between}
-    buffers = _share({name: (*lives[name], _nominal(arg)) for name, arg in between.items()})
+    buffers = share({name: (*lives[name], _nominal(arg)) for name, arg in between.items()})
     temporaries = tuple(Temporary(n, a.dtype, a.dims, a.axes, buffers[n]) for n, a in between.items())
     return Schedule(program.name, program, tuple(args), tuple(steps), temporaries, loop)
 
@@ -137,8 +137,9 @@ def _life(name: str, steps: Sequence[Kernel], loop: Loop | None) -> tuple[int, i
     return first, last
 
 
-def _share(lives: dict[str, tuple[int, int, int]]) -> dict[str, int]:
-    """A buffer for each (first step, last step, bytes): a free one of about its size, or a new one."""
+def share(lives: dict[str, tuple[int, int, int]]) -> dict[str, int]:
+    """A buffer for each (first step, last step, bytes): a free one of about its size, or a new one. There are as many
+    as tensors that are alive at once."""
     chosen: dict[str, int] = {}
     busy_until: list[int] = []
     largest: list[int] = []

@@ -18,6 +18,7 @@ struct Call {
   View views[kMaxTensors];
   Sizes sizes;
   char* workspace;
+  bool follows;  // whether a kernel of this call is in front of the next one
   int64_t start;  // of the chunk of the loop: see `enter`
 
   // The step that is being launched: see `begin`.
@@ -69,6 +70,7 @@ inline void set_chunk(Call& call, Loop const& loop, int64_t start) {
 // Views of the arguments, all requirements and the sizes. False leaves the sentence in last_error.
 inline bool accept(Call& call, Program const& program, DLTensor* const* args, int n) {
   call.program = &program;
+  call.follows = false;
   if (n != program.arg_count) return refuse("%s, got %d", program.usage, n);
   for (int i = 0; i < n; ++i) call.views[i] = view(args[i]);
   auto counts = [&](bool of_rows) {
@@ -206,17 +208,28 @@ inline bool check_workspace(Call& call, void* workspace, size_t bytes) {
 
 // -- launches --------------------------------------------------------------------------------------------------------
 
-inline int launch(Kernel const& kernel, int index, dim3 grid, dim3 block, cudaStream_t stream, void* parameters) {
-  cudaLaunchAttribute cluster{};
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim = {unsigned(kernel.cluster_m), unsigned(kernel.cluster_n), 1};
+// A kernel may begin before the one in front of it has ended: it waits itself (templates/chain.h). Not the first of a
+// call: what the caller has in the stream need not have waited for all that is before it.
+inline int launch(Call& call, int index, dim3 grid, dim3 block, cudaStream_t stream, void* parameters) {
+  Kernel const& kernel = call.program->image->kernels[index];
+  cudaLaunchAttribute attributes[2]{};
+  unsigned count = 0;
+  if (kernel.cluster_m > 0) {  // row and finish kernels have no cluster
+    attributes[count].id = cudaLaunchAttributeClusterDimension;
+    attributes[count++].val.clusterDim = {unsigned(kernel.cluster_m), unsigned(kernel.cluster_n), 1};
+  }
+  if (call.follows) {
+    attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[count++].val.programmaticStreamSerializationAllowed = 1;
+  }
+  call.follows = true;
   cudaLaunchConfig_t config{};
   config.gridDim = grid;
   config.blockDim = block;
   config.dynamicSmemBytes = size_t(kernel.shared_bytes);
   config.stream = stream;
-  config.attrs = &cluster;
-  config.numAttrs = kernel.cluster_m > 0 ? 1 : 0;  // row and finish kernels have no cluster
+  config.attrs = attributes;
+  config.numAttrs = count;
   void* pointers[] = {parameters};
   return cuda_status(cudaLaunchKernelExC(&config, state().kernels[index], pointers), kernel.symbol);
 }

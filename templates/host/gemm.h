@@ -51,13 +51,13 @@ int launch_gemm(Call& call, DeviceState const& device, cudaStream_t stream) {
                                        : bind_output(call.views, call.columns, store);
   }
   dim3 grid(kernel.cluster_m, kernel.cluster_n * p.schedule.grid_clusters, 1);
-  return launch(kernel, call.variant->kernel, grid, dim3(kThreads), stream, &p);
+  return launch(call, call.variant->kernel, grid, dim3(kThreads), stream, &p);
 }
 
 // A finish kernel; Finishing::launch points to the instance. It makes one result for each row or column, or one in all
 // from the values of all rows. With nothing to reduce `count` is 0 and the kernel writes what a reduction over nothing is.
 template <int kOperands, int kOutputs>
-int launch_finish(Call const& call, Finishing const& finishing, cudaStream_t stream) {
+int launch_finish(Call& call, Finishing const& finishing, cudaStream_t stream) {
   bool of_rows = finishing.kind == StoreKind::kRow, total = finishing.kind == StoreKind::kTotal;
   Finish<kOperands, kOutputs> p{};
   p.length = total ? 1 : int32_t(of_rows ? call.rows : call.columns);
@@ -76,9 +76,8 @@ int launch_finish(Call const& call, Finishing const& finishing, cudaStream_t str
     p.outputs[i] = bind_output(call.views, call.columns, finishing.results[i]);
   for (int i = 0; i < finishing.kept_count; ++i)
     p.outputs[finishing.result_count + i] = {slot(call, call.step->store_count + i), 1, 0, 0, 0};
-  Kernel const& kernel = call.program->image->kernels[finishing.kernel];
   dim3 grid(unsigned(ceil_div(p.length, 32)));
-  return launch(kernel, finishing.kernel, grid, dim3(32, 16), stream, &p);
+  return launch(call, finishing.kernel, grid, dim3(32, 16), stream, &p);
 }
 
 }  // namespace coda::host

@@ -100,7 +100,7 @@ int launch_rows(Call& call, DeviceState const&, cudaStream_t stream) {
   call.launched = row.totals && blocks > kTotalBlocks ? kTotalBlocks : blocks;  // teams share a block: never more
   if (call.rows == 0) return CODA_OK;
   dim3 grid(unsigned(call.launched), unsigned(shape.chunks)), block(unsigned(shape.threads), unsigned(shape.teams));
-  return launch(call.program->image->kernels[shape.variant->kernel], shape.variant->kernel, grid, block, stream, &p);
+  return launch(call, shape.variant->kernel, grid, block, stream, &p);
 }
 
 }  // namespace coda::host

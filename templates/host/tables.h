@@ -101,7 +101,7 @@ struct Finishing {
   Store const* results;
   int result_count;
   int kept_count;  // values of each row left in the scratch memory, after the results
-  int (*launch)(Call const&, Finishing const&, cudaStream_t);
+  int (*launch)(Call&, Finishing const&, cudaStream_t);
 };
 
 struct Variant {

@@ -98,12 +98,17 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* status)
   return cudaSuccess;
 }
 cudaError_t cudaLaunchKernelExC(cudaLaunchConfig_t const* c, void const* kernel, void** arguments) {
-  unsigned const none[3] = {0, 0, 0};
-  unsigned const* cluster = c->numAttrs ? &c->attrs[0].val.clusterDim.x : none;
+  unsigned cluster[3] = {0, 0, 0};
+  int follows = 0;
+  for (unsigned i = 0; i < c->numAttrs; ++i) {
+    cudaLaunchAttribute const& a = c->attrs[i];
+    if (a.id == cudaLaunchAttributeClusterDimension) memcpy(cluster, &a.val.clusterDim, sizeof cluster);
+    if (a.id == cudaLaunchAttributeProgrammaticStreamSerialization) follows = a.val.programmaticStreamSerializationAllowed;
+  }
   record(R"({"call": "launch", "kernel": "%s", "device": %d, "grid": [%u, %u, %u], "block": [%u, %u, %u], )"
-         R"("cluster": [%u, %u, %u], "shared": %zu, "stream": %llu})",
+         R"("cluster": [%u, %u, %u], "follows": %d, "shared": %zu, "stream": %llu})",
          (char const*)kernel, current, c->gridDim.x, c->gridDim.y, c->gridDim.z, c->blockDim.x, c->blockDim.y,
-         c->blockDim.z, cluster[0], cluster[1], cluster[2], c->dynamicSmemBytes,
+         c->blockDim.z, cluster[0], cluster[1], cluster[2], follows, c->dynamicSmemBytes,
          (unsigned long long)(uintptr_t)c->stream);
   parameters.append(static_cast<char const*>(arguments[0]), size_t(parameter_bytes));
   return cudaSuccess;

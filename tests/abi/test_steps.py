@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
+from coda.dtypes import torch_dtype
 from coda.frontend import load, load_path
 from coda.ir import Program
+from coda.resources import templates_dir
 from coda.target.blocks import lower_program
+from coda.target.emit import finish_kernel
 from coda.target.legality import can_lower
-from coda.target.schedule import Schedule, Temporary, schedule_steps
+from coda.target.schedule import Schedule, Temporary, schedule_steps, share
 from tests.abi import harness
 from tests.abi.harness import Recorder
 from tests.rowmath import launch_type
@@ -188,6 +192,36 @@ def test_steps_run_in_order_on_one_stream() -> None:
     assert {c["call"] for c in record.calls()} == {"encode", "launch"}  # a graph can be captured
 
 
+def test_only_what_follows_a_kernel_of_its_call_begins_early() -> None:
+    """The first kernel waits for all that is in the stream: what the caller has there may wait for less."""
+    record = started("chain")
+    args = [zeros(5, 64), zeros(128, 64), zeros(64, 128), zeros(8, 64), zeros(8, 8), zeros(5, 8)]
+    for _ in range(2):
+        record.reset()
+        assert record.run(args, workspace=WORKSPACE) == 0, record.error
+        assert [c["follows"] for c in launches(record)] == [0, 1, 1, 1]
+        assert {c["cluster"][2] for c in launches(record)} == {1}
+    record = started("drms_norm")
+    sizes = {"M": 40, "D": 64}
+    args = [zeros(*(sizes[n] for n in a.axes), dtype=torch_dtype(a.dtype)) for a in schedule("drms_norm").args]
+    assert record.run(args, workspace=WORKSPACE) == 0, record.error
+    assert [(c["kernel"].split("_")[2], c["follows"]) for c in launches(record)] == [("row", 0), ("finish", 1)]
+
+
+def test_every_kernel_waits_before_it_touches_memory() -> None:
+    """A kernel that did not would not have to wait for its predecessor, nor, through it, for those before."""
+    files = {f.name: f.read_text() for f in templates_dir().glob("*.h")}
+    for name, before in (("row.h", "__shared__ float2 slots"), ("mainloop.h", "int const m = tiles")):
+        at = files[name].index("follow_predecessor();")
+        assert files[name][at:].split("\n")[1].strip().startswith(before)
+    for plan in (schedule("drms_norm").steps[0], schedule("residual_rstd").steps[0]):
+        for finishing in plan.finishings:
+            first = finish_kernel(plan, finishing).split("\n")[1]
+            assert first.strip() == "coda::follow_predecessor();"
+    code = "".join(line.split("//")[0] for text in files.values() for line in text.splitlines())
+    assert "__ldg" not in code and "__restrict" not in code and ".nc" not in code
+
+
 def test_temporaries_lie_in_the_workspace() -> None:
     m, d, f = 300, 64, 136
     record = started("mlp_block")
@@ -223,15 +257,19 @@ def test_buffers_are_shared_by_tensors_that_do_not_meet() -> None:
     assert read == [args[0].data_ptr(), WORKSPACE, WORKSPACE + first, WORKSPACE]
 
 
-@pytest.mark.parametrize("lives", [[(0, 1), (1, 2), (2, 3)], [(0, 3), (1, 2), (2, 3), (3, 4)], [(0, 0), (0, 0)]])
-def test_no_two_lives_meet_in_a_buffer(lives: Sequence[tuple[int, int]]) -> None:
-    from coda.target.schedule import _share
+LIVES = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9), st.sampled_from([1, 2, 4, 7])), max_size=12)
 
-    chosen = _share({str(i): (*life, 100) for i, life in enumerate(lives)})
-    for i, (first, last) in enumerate(lives):
-        for j in range(i):
-            meet = first <= lives[j][1] and lives[j][0] <= last
-            assert not (meet and chosen[str(i)] == chosen[str(j)])
+
+@given(LIVES)
+def test_no_two_lives_meet_in_a_buffer(drawn: list[tuple[int, int, int]]) -> None:
+    """And tensors of one size take no more memory than the most that are alive at a time."""
+    lives = {str(i): (min(a, b), max(a, b), size) for i, (a, b, size) in enumerate(drawn)}
+    chosen = share(lives)
+    for one, (first, last, _) in lives.items():
+        for other, (begin, end, _) in lives.items():
+            assert one == other or chosen[one] != chosen[other] or last < begin or end < first
+    at_once = [sum(first <= step <= last for first, last, _ in lives.values()) for step in range(10)]
+    assert len(set(chosen.values())) == max(at_once, default=0)
 
 
 def test_a_schedule_by_hand() -> None:

@@ -17,6 +17,8 @@ namespace coda {
 
 constexpr int kFinishWidth = 32;
 
+inline void follow_predecessor() {}
+
 template <class R> typename R::State combine_partials(Operand const& slot, int length, int count, int i) {
   typename R::State total = R::identity();
   for (int c = 0; c < count; ++c)

@@ -72,6 +72,7 @@ struct Visitor : Body {
 
 CODA_KERNEL(cross_entropy_gemm_128x128, cross_entropy::Visitor, 128, 128, false, 2, 1, 64)
 extern "C" __global__ void __launch_bounds__(512) cross_entropy_finish_row(__grid_constant__ coda::Finish<6, 4> const p) {
+  coda::follow_predecessor();
   int const i = blockIdx.x * coda::kFinishWidth + threadIdx.x;
   float const total0 = coda::LogSumExp::value(coda::combine_partials<coda::LogSumExp>(p.operands[0], p.length, p.count, i));
   if (threadIdx.y != 0 || i >= p.length) return;
@@ -100,6 +101,7 @@ extern "C" __global__ void __launch_bounds__(512) cross_entropy_finish_row(__gri
   coda::store_result<float>(p.outputs[3], i, coda::convert<float>(v22));
 }
 extern "C" __global__ void __launch_bounds__(512) cross_entropy_finish_total(__grid_constant__ coda::Finish<2, 1> const p) {
+  coda::follow_predecessor();
   int const i = blockIdx.x * coda::kFinishWidth + threadIdx.x;
   float const total0 = coda::combine_all<coda::Sum>(p.operands[0], p.count);
   int64_t const total1 = coda::combine_all<coda::Sum>(p.operands[1], p.count);

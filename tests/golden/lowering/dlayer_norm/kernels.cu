@@ -83,6 +83,7 @@ CODA_ROW_KERNEL(dlayer_norm_row_1, dlayer_norm::Body, 1, true)
 CODA_ROW_KERNEL(dlayer_norm_row_2, dlayer_norm::Body, 2, true)
 CODA_ROW_KERNEL(dlayer_norm_row_any, dlayer_norm::Body, 4, false)
 extern "C" __global__ void __launch_bounds__(512) dlayer_norm_finish_column(__grid_constant__ coda::Finish<2, 2> const p) {
+  coda::follow_predecessor();
   int const i = blockIdx.x * coda::kFinishWidth + threadIdx.x;
   float const total0 = coda::Sum::value(coda::combine_partials<coda::Sum>(p.operands[0], p.length, p.count, i));
   float const total1 = coda::Sum::value(coda::combine_partials<coda::Sum>(p.operands[1], p.length, p.count, i));

@@ -70,6 +70,7 @@ CODA_ROW_KERNEL(drms_norm_row_2, drms_norm::Body, 2, true)
 CODA_ROW_KERNEL(drms_norm_row_4, drms_norm::Body, 4, true)
 CODA_ROW_KERNEL(drms_norm_row_any, drms_norm::Body, 4, false)
 extern "C" __global__ void __launch_bounds__(512) drms_norm_finish_column(__grid_constant__ coda::Finish<1, 1> const p) {
+  coda::follow_predecessor();
   int const i = blockIdx.x * coda::kFinishWidth + threadIdx.x;
   float const total0 = coda::Sum::value(coda::combine_partials<coda::Sum>(p.operands[0], p.length, p.count, i));
   if (threadIdx.y != 0 || i >= p.length) return;

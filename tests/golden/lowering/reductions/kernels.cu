@@ -85,6 +85,7 @@ struct Visitor : Body {
 
 CODA_KERNEL(reductions_gemm_128x128, reductions::Visitor, 128, 128, false, 2, 1, 64)
 extern "C" __global__ void __launch_bounds__(512) reductions_finish_row(__grid_constant__ coda::Finish<5, 3> const p) {
+  coda::follow_predecessor();
   int const i = blockIdx.x * coda::kFinishWidth + threadIdx.x;
   float const total0 = coda::Sum::value(coda::combine_partials<coda::Sum>(p.operands[0], p.length, p.count, i));
   float const total1 = coda::Max::value(coda::combine_partials<coda::Max>(p.operands[1], p.length, p.count, i));
@@ -101,6 +102,7 @@ extern "C" __global__ void __launch_bounds__(512) reductions_finish_row(__grid_c
   coda::store_result<float>(p.outputs[2], i, v8);
 }
 extern "C" __global__ void __launch_bounds__(512) reductions_finish_column(__grid_constant__ coda::Finish<1, 1> const p) {
+  coda::follow_predecessor();
   int const i = blockIdx.x * coda::kFinishWidth + threadIdx.x;
   float const total0 = coda::Sum::value(coda::combine_partials<coda::Sum>(p.operands[0], p.length, p.count, i));
   if (threadIdx.y != 0 || i >= p.length) return;
