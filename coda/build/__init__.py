@@ -125,12 +125,18 @@ def variants_of(plan: Plan, tiles: Sequence[Tile]) -> list[Variant]:
     return variants(plan, tiles)
 
 
-def assemble(schedule: Schedule, tiles: Tiles = None, dims: Mapping[str, int] | None = None) -> Assembly:
-    """The schedule with tiles as given, the same for all its products; by default the one the width formula chooses."""
+def assemble(
+    schedule: Schedule,
+    tiles: Tiles = None,
+    dims: Mapping[str, int] | None = None,
+    chosen: Mapping[str, Tile] | None = None,
+) -> Assembly:
+    """The schedule with tiles as given, the same for all its products; by default the one ``chosen`` for a kernel by
+    measuring, else by the width formula."""
     sizes = schedule.with_chunk(dims)
-    return Assembly(
-        schedule, tuple(v for plan in schedule.gemms for v in variants_of(plan, as_tiles(plan, tiles, sizes)))
-    )
+    wanted = {plan.name: tiles if tiles is not None else (chosen or {}).get(plan.name) for plan in schedule.gemms}
+    found = [v for plan in schedule.gemms for v in variants_of(plan, as_tiles(plan, wanted[plan.name], sizes))]
+    return Assembly(schedule, tuple(found))
 
 
 def library(

@@ -36,8 +36,9 @@ from coda.ir import Program
 from coda.passes import fuse
 from coda.passes.segments import has_calls, segments
 from coda.runtime.binding import bind
-from coda.target import TILES
+from coda.target import TILES, Tile
 from coda.target.schedule import Assembly
+from coda.tuning.use import declined_here, tiles_here
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -91,30 +92,33 @@ def _segments(args: argparse.Namespace, request: Request) -> list[dict[str, obje
 
 def _lower(args: argparse.Namespace, request: Request, output: Path | None) -> dict[str, object]:
     """Build one artifact, or generate its sources."""
-    assembly, sizes = _assembly(request)
+    assembly, sizes, chosen = _assembly(request)
     tiles = list(dict.fromkeys(v.tile.name for v in assembly.variants))
     report: dict[str, object] = {"program": assembly.name, "arch": request.arch, "tiles": tiles}
     report["kernels"] = [step.name for step in assembly.schedule.steps]
     if args.no_build or output is None:
         return report | _generate(assembly, args.keep_sources, request.arch)
     with progress(f"building {output}") as say:
-        chosen = tiles if request.tile else None  # by default the best tiles that do not spill
-        build.build(assembly.schedule, chosen, output, args.keep_sources, request.arch, say, sizes)
+        given = tiles if request.tile else None  # by default the best tiles that do not spill
+        build.build(assembly.schedule, given, output, args.keep_sources, request.arch, say, sizes, chosen)
     report["tiles"] = build.load(output).tiles
+    if (reason := declined_here(assembly.schedule, sizes)) is not None:
+        report["declined"] = reason
     return report | {"library": str(output), "header": str(output.with_suffix(".h"))}
 
 
-def _assembly(request: Request) -> tuple[Assembly, dict[str, int]]:
-    """The kernels and their tiles, and the sizes that are known. Sizes that kernels would refuse are told now, not when
-    the artifact runs."""
+def _assembly(request: Request) -> tuple[Assembly, dict[str, int], dict[str, Tile]]:
+    """The kernels and their tiles, the sizes that are known, and the tiles that `coda tune` found best. Sizes that
+    kernels would refuse are told now, not when the artifact runs."""
     schedule = build.as_schedule(request.program)
     sizes = bind(request.program, {}, request.dims)
-    assembly = build.assemble(schedule, request.tile.split(",") if request.tile else None, sizes)
+    chosen = {} if request.tile else tiles_here(schedule, sizes)
+    assembly = build.assemble(schedule, request.tile.split(",") if request.tile else None, sizes, chosen)
     if all(axis.name in sizes for axis in request.program.free_axes):
         for tile in dict.fromkeys(v.tile for v in assembly.variants) or (TILES[0],):
             if reason := planview.refusal(schedule, sizes, tile):
                 raise CodaError.of(f"the kernel would refuse these sizes: {reason}")
-    return assembly, sizes
+    return assembly, sizes, chosen
 
 
 def _generate(assembly: Assembly, folder: Path | None, arch: str) -> dict[str, object]:

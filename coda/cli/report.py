@@ -21,6 +21,7 @@ from coda.target.blocks import Lowered, lower_noting
 from coda.target.plan import Plan
 from coda.target.rowplan import RowPlan
 from coda.target.schedule import Kernel
+from coda.tuning.use import declined_here, tiles_here
 
 WAYS = {
     "fused": "one kernel",
@@ -41,6 +42,7 @@ class Side:
     launches: tuple[Launch, ...]
     refusal: str | None = None  # why the kernels would not take these sizes
     reason: CodaError | None = None  # why there is no kernel
+    declined: str | None = None  # why `coda.compile` runs separate kernels at these sizes: they were measured here
 
     @classmethod
     def of(cls, program: Program, sizes: Mapping[str, int], tile: str | None = None) -> Side:
@@ -52,11 +54,14 @@ class Side:
         except CodaError as error:  # what it costs can be told all the same
             return cls(program, sizes, formulas, (), {}, (), reason=error)
         gemms = lowered.schedule.gemms
-        tiles = {plan.name: parse_tile(tile) if tile else choose_tile(plan, sizes) for plan in gemms}
+        measured = {} if tile else tiles_here(lowered.schedule, sizes)
+        tiles = {plan.name: parse_tile(tile) if tile else choose_tile(plan, sizes) for plan in gemms} | measured
+        declined = None if tile else declined_here(lowered.schedule, sizes)
         refusal = None
         if all(known(size, sizes) is not None for arg in lowered.schedule.args for size in arg.dims):
             refusal = planview.refusal(lowered.schedule, sizes, next(iter(tiles.values()), TILES[0]))
-        return cls(program, sizes, formulas, (lowered,), tiles, tuple(launches(lowered, tiles)), refusal)
+        steps = tuple(launches(lowered, tiles))
+        return cls(program, sizes, formulas, (lowered,), tiles, steps, refusal, declined=declined)
 
     @classmethod
     def joined(cls, program: Program, sizes: Mapping[str, int], formulas: Cost, tile: str | None) -> Side:
@@ -74,6 +79,7 @@ class Side:
             launches=tuple(x for side in found for x in side.launches),
             refusal=next((side.refusal for side in found if side.refusal), None),
             reason=next((side.reason for side in found if side.reason), None),
+            declined=next((side.declined for side in found if side.declined), None),
         )  # fmt: skip
 
     @property
@@ -134,6 +140,7 @@ class Side:
             },
             "operations": self.operations(),
             "refusal": self.refusal,
+            "declined": self.declined,
             "reason": self.reason.diagnostics[0].message if self.reason else None,
             "formulas": {f.name: str(getattr(self.formulas, f.name)) for f in fields(Cost)},
             "values": {f.name: known(getattr(self.formulas, f.name), self.sizes) for f in fields(Cost)},
@@ -150,6 +157,7 @@ class Side:
             lines += [f"  {step.name}"] if len(self.steps) > 1 else []
             lines += self.plan_text(step)
         lines += [f"  refused at these sizes: {self.refusal}"] if self.refusal else []
+        lines += [f"  not fused by coda.compile: {self.declined}"] if self.declined else []
         lines += ["not lowered:", str(self.reason)] if self.reason is not None else []
         lines += self._elsewhere()
         costs = self._costs(gpu) if self.formulas.at(self.sizes).is_number else self._formulas()

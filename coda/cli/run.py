@@ -167,6 +167,8 @@ def _what_ran(function: CompiledProgram, device: str) -> str:
     route = function.last_route
     if route is not None and route.kind in ("kernel", "copy"):
         return f"the kernel on {_device_name(device)}" + (f", on a {route}" if route.kind == "copy" else "")
+    if route is not None and route.kind == "unfused":
+        return f"separate kernels on {_device_name(device)}: {route.reason}"
     why = "there is no GPU here" if device == "cpu" and _default_device() == "cpu" else route and route.reason
     return f"the reference interpreter on {_device_name(device)}, not the kernel" + (f": {why}" if why else "")
 

@@ -133,6 +133,11 @@ def folder(root: Path | None = None) -> Path:
     return (root or cache.cache_root()) / "tuned"
 
 
+def any_there(root: Path | None = None) -> bool:
+    """Whether anything was ever tuned. To know for which GPU takes seconds: torch is imported for it."""
+    return folder(root).is_dir()
+
+
 def read(name: str, root: Path | None = None) -> Choice | None:
     """The choice under a key, if there is one that can be read."""
     if name in _UNSAVED:

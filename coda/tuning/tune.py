@@ -138,10 +138,8 @@ def built(study: Study, device: Device, jobs: int, say: Say) -> tuple[dict[str, 
     return {t.name: libraries[t.name] for t in study.tiles if t.name in libraries}, dropped
 
 
-def tiles_of(schedule: Schedule, sizes: Mapping[str, int], device: Device | None) -> dict[str, Tile]:
+def tiles_of(schedule: Schedule, sizes: Mapping[str, int], device: Device) -> dict[str, Tile]:
     """The tiles that were chosen for products of a program, by kernel; what was not measured is missing."""
-    if device is None:
-        return {}
     known = schedule.with_chunk(sizes)
     found = {plan.name: choices.tile_for(plan, known, device) for plan in schedule.gemms}
     return {name: tile for name, tile in found.items() if tile is not None}

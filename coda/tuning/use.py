@@ -74,3 +74,16 @@ class Tuning:
                                "call it once before the capture")  # fmt: skip
         self._tuned.add(schedule.program)
         tune(schedule, sizes)
+
+
+def tiles_here(schedule: Schedule, sizes: Mapping[str, int]) -> dict[str, Tile]:
+    """The tiles that were chosen for kernels at these sizes on this machine's GPU."""
+    device = current_device() if choices.any_there() else None
+    return {} if device is None else tiles_of(schedule, sizes, device)
+
+
+def declined_here(schedule: Schedule, sizes: Mapping[str, int]) -> str | None:
+    """Why a program is not fused at these sizes on this machine's GPU; None where it is, or nobody knows."""
+    device = current_device() if choices.any_there() else None
+    found = choices.read(choices.key(schedule, sizes, device)) if device is not None else None
+    return found.reason if found else None

@@ -292,3 +292,28 @@ def test_a_choice_with_nothing_to_compare_with_is_told() -> None:
 
     shown = text(choice(unfused="it cannot be run: OutOfMemoryError", unfused_ms=None))
     assert shown.endswith("nothing to compare with: it cannot be run: OutOfMemoryError")
+
+
+# What other commands make of it.
+
+
+def test_explain_and_lower_know_the_choice(machine: Machine, file: str, capsys: pytest.CaptureFixture) -> None:
+    sizes = ["--dims", "M=8192,N=4096,K=4096"]
+    assert main(["explain", file, *sizes]) == 0
+    assert "128x160_s4" not in capsys.readouterr().out
+    tuning.tune(build.lowered(program(LINEAR)), SIZES)
+    assert main(["explain", file, *sizes]) == 0
+    assert "tile    128x160_s4" in capsys.readouterr().out
+    assert main(["explain", file, *sizes, "--tile", "128x128"]) == 0
+    assert "128x160_s4" not in capsys.readouterr().out
+    assert main(["lower", file, *sizes, "--no-build"]) == 0
+    assert "tiles: 128x160_s4\n" in capsys.readouterr().out
+    assert main(["lower", file, "--dims", "M=64,N=4096,K=4096", "--no-build"]) == 0
+    assert "128x160_s4" not in capsys.readouterr().out
+
+
+def test_explain_tells_that_fusing_was_declined(machine: Machine, file: str, capsys: pytest.CaptureFixture) -> None:
+    machine.ratio = {t.name: 1.5 for t in candidates(build.lowered(program(LINEAR)).gemms[0], SIZES)}
+    tuning.tune(build.lowered(program(LINEAR)), SIZES)
+    assert main(["explain", file, "--dims", "M=8192,N=4096,K=4096"]) == 0
+    assert "not fused by coda.compile: measured at these sizes, one fused kernel" in capsys.readouterr().out
