@@ -9,6 +9,7 @@
       -> delay_norm     of the backward: dy.T @ (h * g) becomes (dy.T @ h) * g
       -> join_sums      sums of reductions become reductions of sums (join_sums.py)
       -> simplify
+      -> narrow         of the backward: a gradient that a product reads rounded is read rounded by all (narrow.py)
       -> partition      kernels (partition.py): merge.py says which products one of them computes, schedule.py when
 
 A pass is a pure function from a program to a program, or to a program and notes: what it did, with a label, or why it
@@ -29,6 +30,7 @@ from coda.passes.fold import fold
 from coda.passes.join_sums import join_sums
 from coda.passes.labels import Note
 from coda.passes.merge import MOST
+from coda.passes.narrow import narrow
 from coda.passes.partition import Partition, partition
 from coda.passes.simplify import simplify
 from coda.passes.sink import sink
@@ -78,6 +80,10 @@ def derive(
     forward, notes = optimize(program, numerics)
     backward = differentiate(forward, wrt, memory=memory, accumulate=accumulate)
     optimized, more = optimize(backward.backward, numerics)
+    if numerics == "fused":
+        known = {p.name for p in forward.params} | {o.name for o in backward.forward.outputs}
+        optimized, rounded = narrow(optimized, {p.name for p in optimized.params} - known)
+        more += rounded
     return replace(backward, backward=optimized), (*notes, *backward.notes, *more)
 
 
