@@ -42,6 +42,7 @@ class Job:
     rounds: int
     seconds: float
     passed: Sequence[str] = ()  # need not be checked again
+    device: str = "cuda:0"  # of those that the child sees
 
 
 @dataclass
@@ -204,6 +205,7 @@ def main() -> None:
 
     from coda.build import load
     from coda.runtime.timing import CudaTimer
+    from coda.tuning import measure
 
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print must not get between the events
@@ -214,7 +216,8 @@ def main() -> None:
     document = json.loads(sys.stdin.readline())
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     program = load(next(iter(document["candidates"].values()))).program
-    serve(document, emit, load, Bench(program, document["sizes"], torch.device("cuda", 0)), CudaTimer())
+    bench = measure.Bench(program, document["sizes"], torch.device(document["device"]))
+    serve(document, emit, load, bench, CudaTimer())
 
 
 if __name__ == "__main__":

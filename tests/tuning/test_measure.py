@@ -187,3 +187,18 @@ def test_where_none_is_left_or_timing_fails_there_is_an_error() -> None:
 )
 def test_n6_the_child_sees_its_parents_gpu_only(visible: str | None, index: int, device: str) -> None:
     assert _visible(visible, index) == device
+
+
+def test_the_real_child_loads_libraries_and_asks_them(tmp_path) -> None:
+    """With the launcher of an artifact and no device code: it refuses operands in host memory."""
+    from tests.abi import harness
+
+    library = harness.host_only(tmp_path, "plain")
+    with pytest.raises(CodaError, match=r"no candidate can be used: 128x128: plain: 'x' is in host memory"):
+        measure(Job({"M": 48, "N": 64, "K": 32}, {"128x128": str(library)}, 5, 1.0, device="cpu"), print)
+
+
+def test_a_library_that_cannot_be_loaded_is_an_error(tmp_path) -> None:
+    (tmp_path / "a.so").write_text("not a library")
+    with pytest.raises(CodaError, match=r"the measuring process failed: .*not a library that can be loaded"):
+        measure(Job(SIZES, {"a": str(tmp_path / "a.so")}, 5, 1.0, device="cpu"), print)
