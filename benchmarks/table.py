@@ -1,4 +1,4 @@
-"""Write the table of measured ratios into README.md, from the JSON files in benchmarks/results.
+"""Write the tables of measured ratios into README.md, from the JSON files in benchmarks/results.
 
     python -m benchmarks.table            # rewrite the part between the markers
     python -m benchmarks.table --check    # exit 1 when README.md does not show what the files say
@@ -21,6 +21,7 @@ BEGIN, END = "<!-- benchmarks: begin (written by benchmarks.table) -->", "<!-- b
 NOTHING = "Nothing has been measured yet."
 BASELINE = "cublas"
 IMPLEMENTATIONS = ("coda", "torch.compile")
+PEERS = ("coda", "coda, graph", "quack", "coda-kernels", "liger", "torch.compile", "eager")
 
 Shape = tuple[int, int, int]
 Best = dict[str, dict]  # implementation -> its best row
@@ -63,7 +64,7 @@ class Table:
 
 
 def table(documents: Iterable[dict]) -> str:
-    """The markdown for all results, given oldest first: a table for each device, phase and dtype."""
+    """The markdown for products of any model, given oldest first: a table for each device, phase and dtype."""
     tables: dict[tuple[str, ...], Table] = {}
     for document in documents:
         for (phase, dtype, workload, shape), best in _best_rows(document["rows"]).items():
@@ -75,10 +76,44 @@ def table(documents: Iterable[dict]) -> str:
     return "\n\n".join(t.markdown() for t in tables.values()) or NOTHING
 
 
+def model_table(documents: Iterable[dict]) -> str:
+    """The markdown for what belongs to a model, given oldest first: a line for each workload, phase and number of rows,
+    the best of each implementation in the newest run."""
+    lines: dict[tuple[str, str], dict[tuple[str, str, int], Best]] = {}
+    heads: dict[tuple[str, str], str] = {}
+    for document in documents:
+        found: dict[tuple[str, str], dict[tuple[str, str, int], Best]] = {}
+        for row in document["rows"]:
+            if row["model"] is not None:
+                best = found.setdefault((document["device"], row["model"]), {}).setdefault(
+                    (row["workload"], row["phase"], row["M"]), {}
+                )
+                if row["impl"] not in best or row["ratio"] < best[row["impl"]]["ratio"]:
+                    best[row["impl"]] = row
+        for key, measured in found.items():
+            lines.setdefault(key, {}).update(measured)  # a newer run replaces what older ones said
+            versions = ", ".join(f"{name} {version}" for name, version in document["versions"].items() if version)
+            heads[key] = f"{key[1]} on {key[0]}, bf16; {document['date'][:10]}; {versions}."
+    return "\n\n".join(_model(heads[key], lines[key]) for key in lines)
+
+
+def _model(head: str, lines: dict[tuple[str, str, int], Best]) -> str:
+    seen = [impl for impl in PEERS if any(impl in best for best in lines.values())]
+    text = [head, "", f"| | M, N, K | products, ms | {' | '.join(seen)} |", "|---" * (3 + len(seen)) + "|"]
+    for (workload, phase, rows), best in lines.items():
+        any_row = next(iter(best.values()))
+        name = f"{workload}, {phase}" if workload == "block" else workload
+        shape = ", ".join(str(any_row[n]) for n in "MNK") if any_row["N"] else str(rows)
+        bare = f"{best[BASELINE]['median_ms']:.3f}" if BASELINE in best else "-"
+        cells = [f"{best[impl]['ratio']:.3f}" if impl in best else "-" for impl in seen]
+        text.append("| " + " | ".join([name, shape, bare, *cells]) + " |")
+    return "\n".join(text)
+
+
 def _best_rows(rows: Iterable[dict]) -> dict[tuple[str, str, str, Shape], Best]:
     """For each phase, dtype, workload and shape the row with the lowest ratio of each implementation."""
     found: dict[tuple[str, str, str, Shape], Best] = {}
-    for row in rows:
+    for row in (r for r in rows if r["model"] is None):
         best = found.setdefault((row["phase"], row["dtype"], row["workload"], (row["M"], row["N"], row["K"])), {})
         if row["impl"] not in best or row["ratio"] < best[row["impl"]]["ratio"]:
             best[row["impl"]] = row
@@ -97,7 +132,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="change nothing; exit 1 when README.md is out of date")
     args = parser.parse_args(argv)
     before = README.read_text()
-    after = splice(before, table(read_all()))
+    documents = read_all()
+    after = splice(before, "\n\n".join(filter(None, [table(documents), model_table(documents)])))
     if args.check:
         if after != before:
             print("README.md is out of date: run python -m benchmarks.table", file=sys.stderr)

@@ -40,6 +40,20 @@ def test_table_shows_the_best_tile_of_the_newest_run(tmp_path):
     assert table.table([]) == table.NOTHING
 
 
+def test_table_of_a_model_has_a_line_for_each_item_and_the_best_of_each_peer():
+    def of_a_model(impl: str, ratio: float, workload: str, n: int = 16) -> dict:
+        return {**vars(row(impl, ratio)), "model": "Llama", "workload": workload, "N": n}
+
+    rows = [of_a_model("cublas", 1.0, "down"), of_a_model("quack", 1.06, "down"), of_a_model("quack", 1.04, "down"),
+            of_a_model("coda", 1.01, "down"), of_a_model("coda", 1.02, "block", 0)]  # fmt: skip
+    documents = [{"device": "GPU", "versions": {"torch": "2"}, "date": "2026-01-01", "rows": rows}]
+    text = table.model_table(documents)
+    assert "| | M, N, K | products, ms | coda | quack |" in text
+    assert "| down | 8, 16, 32 | 1.000 | 1.010 | 1.040 |" in text
+    assert "| block, forward | 8 | - | 1.020 | - |" in text
+    assert table.table(documents) == table.NOTHING
+
+
 def test_readme_shows_what_the_result_files_say():
     assert table.main(["--check"]) == 0
 
