@@ -78,7 +78,8 @@ def measure(model: Model, rows: int, args: argparse.Namespace, seconds: float) -
     operands = layer.operands(model, rows, 0, "cuda")
     found = []
     for phase in ("forward", "forward+backward"):
-        calls = {name: call for name, call in candidates(phase, model, operands, artifacts, args) if warm(name, call)}
+        offered = {name: warm(name, make) for name, make in candidates(phase, model, operands, artifacts, args)}
+        calls = {name: call for name, call in offered.items() if call is not None}
         if not args.rounds:
             continue
         for name in [n for n in calls if n.startswith("coda")][:1]:
@@ -108,36 +109,36 @@ def load(model: Model, folder: Path) -> dict[str, CompiledProgram]:
     return found
 
 
-def warm(name: str, call: Call) -> bool:
-    """Run a candidate twice, so that all is compiled. One that fails is left out, and said so."""
+def warm(name: str, make: Callable[[], Call]) -> Call | None:
+    """Make a candidate and run it twice, so that all is compiled. One that fails is left out, and said so."""
     try:
+        call = make()
         call()
         call()
         torch.cuda.synchronize()
     except Exception as error:  # of any kind: the others are still worth measuring
         print(f"  {name} is left out: {' '.join(str(error).split())[:300]}", flush=True)
-        return False
-    return True
+        return None
+    return call
 
 
 def candidates(
     phase: str, model: Model, x: dict[str, Tensor], artifacts: Mapping[str, CompiledProgram], args: argparse.Namespace
-) -> Iterator[tuple[str, Call]]:
-    """What computes a phase, by name. ``x`` holds operands, and gradients of results as d_NAME."""
+) -> Iterator[tuple[str, Callable[[], Call]]]:
+    """What makes the calls that compute a phase, by name. ``x`` holds operands, and gradients of results as d_NAME."""
     backward = phase != "forward"
-    yield "cublas", products(model, x, backward)
     run = training if backward else inference
-    yield "eager", run(layer.forward, model, layer.TORCH, x)
+    yield "cublas", lambda: products(model, x, backward)
+    yield "eager", lambda: run(layer.forward, model, layer.TORCH, x)
     if not args.no_compile:
-        compiled = torch.compile(layer.forward, dynamic=False)
-        yield "torch.compile", run(compiled, model, layer.TORCH, x)
+        yield "torch.compile", lambda: run(torch.compile(layer.forward, dynamic=False), model, layer.TORCH, x)
     if args.peers is not None:
-        yield "liger", run(layer.forward, model, layer.liger(), x)
+        yield "liger", lambda: run(layer.forward, model, layer.liger(), x)
     needed = ("forward", "backward") if backward else ("inference",)
     if all(n in artifacts for n in needed):
         call = chain([artifacts[n] for n in needed], ours_of(x, model))
-        yield "coda", call
-        yield "coda, graph", graph(call)
+        yield "coda", lambda: call
+        yield "coda, graph", lambda: graph(call)
 
 
 def products(model: Model, x: dict[str, Tensor], backward: bool) -> Call:
