@@ -265,7 +265,7 @@ def launches(model: Model, rows: int, phase: str, call: Call) -> None:
     print(f"  {phase}: predicted {predicted.total()} launches ({', '.join(f'{n} {k}' for k, n in predicted.items())}), "
           f"{moved / 1e9:.2f} GB; the profiler saw {len(kernels)}")  # fmt: skip
     for event in kernels:
-        print(f"    {event.name[:60]:60s} {event.device_time / 1e3:8.3f} ms")
+        print(f"    {event.name[:60]:60s} {event.time_range.elapsed_us() / 1e3:8.3f} ms")
 
 
 def host_time(call: Call) -> float:
