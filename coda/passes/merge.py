@@ -15,10 +15,11 @@ rounded to f32, and their sum.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from coda.ir import Node, Program, topological
+from coda.ir import Node, Program, substitute, topological
 from coda.ops.calls import same_call
+from coda.passes.axes import add_all
 from coda.passes.labels import BITWISE, Label, Note, note
 
 MOST = {"K": 16, "N": 16, "M": 16}  # the most products that one kernel of each kind takes
@@ -63,6 +64,40 @@ def merge(program: Program, most: Mapping[str, int] = MOST) -> tuple[tuple[Group
     merged = [g for g in groups if g.kind in "KNM"]
     notes = (note("merge", f"{len(g.dots)} products in one kernel ({g.kind})", g.label, g.dots[0]) for g in merged)
     return tuple(groups), tuple(notes)
+
+
+def together(program: Program, most: Mapping[str, int] = MOST) -> Program:
+    """The program with the products that one kernel adds up next to each other in their sum, before its other terms:
+    ``d + x @ v + y @ w`` becomes ``(x @ v + y @ w) + d``. Label: that of the merge."""
+    apart = next((found for g in merge(program, most)[0] if (found := _apart(program, g)) is not None), None)
+    if apart is None:
+        return program
+    total, leaves, dots = apart
+    others = [n for n in leaves if n not in dots]
+    new = substitute((o.value for o in program.outputs), {total: add_all([add_all(dots), *others])})
+    moved = program.with_outputs(replace(o, value=new[o.value]) for o in program.outputs)
+    return together(replace(moved, names=tuple((new[n], called) for n, called in program.names if n in new)), most)
+
+
+def _apart(program: Program, group: Group) -> tuple[Node, list[Node], list[Node]] | None:
+    """The sum in which the products of a group stand apart, its terms and the products in their order."""
+    if group.kind != "K":
+        return None
+    users, stored = program.users(), {o.value for o in program.outputs}
+
+    def leaves(total: Node) -> list[Node]:
+        found: list[Node] = []
+        for operand in total.args:
+            inner = operand.op == "add" and len(users[operand]) == 1 and operand not in stored
+            found += leaves(operand) if inner and operand.type.dims == total.type.dims else [operand]
+        return found
+
+    sums = [(n, leaves(n)) for n in program.nodes() if n.op == "add" and n.type.dims == group.dots[0].type.dims]
+    holding = [(n, terms) for n, terms in sums if set(group.dots) <= set(terms)]
+    if any(set(terms) == set(group.dots) for _, terms in holding):
+        return None
+    total, terms = holding[0]  # the innermost
+    return total, terms, [n for n in terms if n in group.dots]
 
 
 class _Merger:

@@ -20,7 +20,7 @@ bitwise, and ``assemble`` puts the kernels together to the very program they cam
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import sympy
@@ -28,8 +28,9 @@ import sympy
 from coda.cost import Cost, cost
 from coda.ir import Node, Output, Param, Program, Size, Type, rewrite, substitute, topological
 from coda.ops import OPS, build
+from coda.passes.bare import bare_values, round_bare
 from coda.passes.labels import Note
-from coda.passes.merge import ANCHORS, MOST, Group, core, merge
+from coda.passes.merge import ANCHORS, MOST, Group, core, merge, together
 from coda.passes.mincut import vertex_cut
 from coda.passes.naming import Fresh, taken_names
 from coda.passes.schedule import LEAVES, Schedule, in_memory, is_reduction
@@ -111,11 +112,13 @@ class Partition:
         return [k.name for k in self.kernels if node in k.computes]
 
 
-def partition(program: Program, most: Mapping[str, int] = MOST) -> Partition:
-    """The kernels of a program with any number of products; ``most`` limits what is merged, see ``merge.py``."""
-    program = _finish_means(program, Schedule(program, merge(program, most)[0]))
+def partition(program: Program, most: Mapping[str, int] = MOST, bare: Collection[int] = ()) -> Partition:
+    """The kernels of a program with any number of products; ``most`` limits what is merged, see ``merge.py``. ``bare``
+    numbers products that are stored as they are, in the dtype of the matrices around them (see ``bare.py``)."""
+    program = round_bare(together(program, most), bare)
+    program = _finish_means(program, Schedule(program, merge(program, most)[0], bare_values(program, bare)))
     groups, notes = merge(program, most)
-    return _Partitioner(program, Schedule(program, groups)).run(notes)
+    return _Partitioner(program, Schedule(program, groups, bare_values(program, bare))).run(notes)
 
 
 def _finish_means(program: Program, schedule: Schedule) -> Program:

@@ -178,7 +178,7 @@ class _RowLowering:
         held = {n for names in reduced for n in names}
         axes = {a.name: a for n in self.nodes for a in n.type.axes}
         found += [(axes[name],) for name in sorted(self.family & axes.keys()) if name not in held]
-        if not any(is_reduction(n) for n in self.nodes) and len(found) == 1:
+        if not reduced and len(found) == 1:
             found = [self._widened(found[0])]
         return tuple(found) or ((),)
 
@@ -202,11 +202,13 @@ class _RowLowering:
         return loops[-1] if loops and loops[-1][-1] == space[-1] else space
 
     def _row_axes(self, *spaces: Dim) -> list[Axis]:
-        """All other axes, in the order of the largest value."""
+        """All other axes, in the order of a result that has them, or of the largest value."""
         columns = {a.name for s in spaces for a in s} | self.family
-        types = sorted((n.type for n in self.nodes), key=lambda t: -len(t.axes))
-        stored = [a for _, v, t in self.outputs for dim in t.dims for a in dim if a in v.type.axes]
-        return [a for a in dict.fromkeys([*stored, *(a for t in types for a in t.axes)]) if a.name not in columns]
+        stored = [tuple(a for dim in t.dims for a in dim if a in v.type.axes) for _, v, t in self.outputs]
+        values = sorted((n.type.axes for n in self.nodes), key=lambda axes: -len(axes))
+        rows = dict.fromkeys(a for axes in values for a in axes if a.name not in columns)
+        whole = [axes for axes in stored if rows.keys() <= set(axes)]
+        return [a for a in dict.fromkeys(a for axes in whole for a in axes) if a in rows] or list(rows)
 
     def _levels(self) -> tuple[Dim, ...]:
         counted = {n.attr("axis").name for n in self.nodes if n.op == "index"}

@@ -7,7 +7,7 @@ import pytest
 from coda.ir import Program
 from coda.passes.fold import fold
 from coda.passes.join_sums import join_sums
-from coda.passes.merge import merge
+from coda.passes.merge import merge, together
 from coda.passes.prove import prove
 from coda.verify import verify
 from tests.support import program
@@ -52,6 +52,16 @@ def test_kernels_may_take_fewer():
     assert [len(g.dots) for g in merge(p)[0]] == [3]
     assert sorted(len(g.dots) for g in merge(p, {"N": 2})[0]) == [1, 2]
     assert [len(g.dots) for g in merge(p, {})[0]] == [1, 1, 1]
+
+
+def test_products_of_a_sum_stand_together():
+    p = block("return z = y @ c.T + exp(x @ a.T) + x @ b.T: bf16")
+    moved = together(p)
+    assert any(n.op == "add" and all(a.op == "dot" for a in n.args) for n in moved.nodes())
+    assert [g.kind for g in merge(moved)[0]] == [g.kind for g in merge(p)[0]]
+    verify(moved)
+    assert prove(p, moved)
+    assert together(moved) is moved
 
 
 def test_labels():

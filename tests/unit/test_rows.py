@@ -29,6 +29,8 @@ SPECIAL = {
     "transposed": "program p(x: bf16[M, N]) { return y = 2 * x: bf16[N, M], s = sum(x, N): f32 }",
     "three_dims": "program p(x: f32[B, T, D], g: f32[D]) { return y = x * rsqrt(mean(x * x, D)) * g: f16 }",
     "group": "program p(x: bf16[M, (H D)]) { return y = x - max(x, (H D)): bf16, m = min(x, (H D)): f32 }",
+    "bias_of_heads": "program p(dy: bf16[(B T), (H d=8)]) { return s = sum(dy, (B T)): f32 }",
+    "transposed_heads": "program p(dy: bf16[B, H, T, d=8]) { return x = layout(dy, [(B T), (H d)]): bf16 }",
     "heads": "program p(x: bf16[(B T), (H D)], g: bf16[D]) { return x * rsqrt(mean(x * x, D)) * g: bf16[B, H, T, D] }",
     "lanes": "program p(z: bf16[M, (s=2 F)]) { return y = silu(z.s[0]) * z.s[1]: bf16, t = sum(z * z, (s F)): f32 }",
     "lanes_out": "program p(a: f32[M, F], b: f32[M, F]) { return z = stack(a + b, a - b, s): bf16[M, (F s)] }",
