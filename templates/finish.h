@@ -11,13 +11,13 @@ namespace coda {
 constexpr int kFinishWidth = 32, kFinishDepth = 16;
 
 // The reduction of a slot's partials at position i, in every thread with threadIdx.y == 0.
-template <class R> __device__ typename R::State combine_partials(Operand const& slot, int length, int count, int i) {
+template <class R> __device__ typename R::State combine_partials(Operand const& slot, int length, int i) {
   using State = typename R::State;
   __shared__ State shared[kFinishDepth][kFinishWidth];
   State total = R::identity();
   if (i < length) {
     State const* p = static_cast<State const*>(slot.data) + i;
-    for (int c = threadIdx.y; c < count; c += kFinishDepth) total = R::combine(total, p[int64_t(c) * length]);
+    for (int c = threadIdx.y; c < slot.extent; c += kFinishDepth) total = R::combine(total, p[int64_t(c) * length]);
   }
   __syncthreads();
   shared[threadIdx.y][threadIdx.x] = total;
@@ -30,14 +30,14 @@ template <class R> __device__ typename R::State combine_partials(Operand const& 
   return shared[0][threadIdx.x];
 }
 
-// The reduction of all `count` values of a slot by one block, in every thread.
-template <class R> __device__ float combine_all(Operand const& slot, int count) {
+// The reduction of all values of a slot by one block, in every thread.
+template <class R> __device__ float combine_all(Operand const& slot) {
   constexpr int kThreads = kFinishDepth * kFinishWidth;
   __shared__ float shared[kThreads];
   int const thread = threadIdx.y * kFinishWidth + threadIdx.x;
   float const* p = static_cast<float const*>(slot.data);
   float total = R::identity();
-  for (int c = thread; c < count; c += kThreads) total = R::combine(total, p[c]);
+  for (int c = thread; c < slot.extent; c += kThreads) total = R::combine(total, p[c]);
   __syncthreads();
   shared[thread] = total;
   for (int half = kThreads / 2; half > 0; half /= 2) {
@@ -49,7 +49,7 @@ template <class R> __device__ float combine_all(Operand const& slot, int count) 
 }
 
 template <class D, class T> CUTLASS_DEVICE void store_result(Output const& o, int i, T value) {
-  put(static_cast<D*>(o.data) + i * (o.row + o.column), value);  // one of the two strides is 0
+  put(static_cast<D*>(o.data) + (o.rows_per_batch ? batched_row(o, i) : i * (o.row + o.column)), value);  // one stride is 0
 }
 
 }  // namespace coda

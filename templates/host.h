@@ -7,14 +7,15 @@
 //   device.h    cubins, kernels and limits of each device; filled once by warmup
 //   bind.h      views -> coda::Operand, coda::Output, tensor maps
 //   call.h      a call: its views, sizes, variants, and the layout of its workspace
-//   gemm.h      launching GEMM and finish kernels
+//   gemm.h      launching GEMM kernels
 //   rows.h      launching row and map kernels
+//   finish.h    launching finish kernels
 //
 // A call allocates nothing, synchronises nothing and asks the driver for nothing but the launches, so it can be captured
 // into a CUDA graph. Tensor maps are encoded on every call: optimisers and sharding move weights.
 #pragma once
+#include "host/finish.h"
 #include "host/gemm.h"
-#include "host/rows.h"
 
 namespace coda::host {
 

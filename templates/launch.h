@@ -50,11 +50,13 @@ struct Launch {
   Output outputs[kOutputs > 0 ? kOutputs : 1];
 };
 
-// A finish kernel: combines `count` partials of each of `length` rows (or columns), in order. Partials of slot i are
-// an f32 array [count][length] at operands[i].data; the other operands and outputs follow as in the GEMM.
+// A finish kernel: combines the partials of each of `length` rows (or columns), in order. Those of slot i are an f32 array
+// [operands[i].extent][length] at operands[i].data; the other operands and outputs follow as in the GEMM, or, where a
+// result is counted by two loops, with `extent` (`rows_per_batch`) the size of the inner one and `lane` (`batch`) the
+// stride of the outer one.
 template <int kOperands, int kOutputs>
 struct Finish {
-  int32_t length, count;
+  int32_t length;
   int64_t extent;  // number of elements reduced over: the divisor of a mean
   Operand operands[kOperands > 0 ? kOperands : 1];
   Output outputs[kOutputs > 0 ? kOutputs : 1];
@@ -76,14 +78,22 @@ struct RowTensor {
   int32_t vector;             // 16-byte accesses: columns are adjacent, rows begin at multiples of 16 bytes
 };
 
-// `rows` is the product of the loops' sizes. Columns of each space are shared by the threads of a team.
-template <int kLevels_, int kSpaces_, int kTensors>
+// A part of a row kernel. `rows` is the product of the loops' sizes. Columns of each space are shared by the `threads` of
+// a team. Rows fall into `groups` of equal size, one after the other, each worked on by `blocks` x `chunks` blocks.
+template <int kLevels_, int kSpaces_, int kTensors_>
 struct Rows {
-  static constexpr int kLevels = kLevels_, kSpaces = kSpaces_;
-  int32_t rows;
+  static constexpr int kLevels = kLevels_, kSpaces = kSpaces_, kTensors = kTensors_;
+  int32_t rows, threads, groups, blocks, chunks;
   int32_t sizes[kLevels > 0 ? kLevels : 1];
   int32_t columns[kSpaces];
   RowTensor tensors[kTensors];
 };
+
+// The parts of a kernel, which is launched with the blocks of all.
+template <class Part, class... Others> struct RowParts {
+  Part part;
+  RowParts<Others...> others;
+};
+template <class Part> struct RowParts<Part> { Part part; };
 
 }  // namespace coda

@@ -56,10 +56,13 @@ template <class D> CODA_FN Two<float> load_gathered(Operand const& o, int64_t be
   return {begin < 0 ? NAN : load(&pair.x), begin < 0 ? NAN : load(&pair.y)};
 }
 
-// Element i of a row or column operand in a finish kernel: one of the two strides is 0.
+// Element i of an operand in a finish kernel: of a row or column operand, where one of the two strides is 0, or of one
+// that is counted by two loops (Finish in launch.h).
 template <class D> CODA_FN auto load_element(Operand const& o, int i) -> decltype(load((D const*)nullptr)) {
   using T = decltype(load((D const*)nullptr));
-  return o.data ? load(static_cast<D const*>(o.data) + i * (o.row + o.column)) : constant<T>(o);
+  if (!o.data) return constant<T>(o);
+  int64_t const at = o.extent ? i / o.extent * o.lane + i % o.extent * o.row : i * (o.row + o.column);
+  return load(static_cast<D const*>(o.data) + at);
 }
 
 // The element of a column operand at an index of its own; 0 outside the operand, where nothing is read.
@@ -70,6 +73,6 @@ template <class D> CODA_FN auto load_at(Operand const& o, int64_t index, int64_t
 }
 
 // What the epilogue picked in row i (store_pick); 0 where there were no columns, hence no epilogue.
-CODA_FN float load_picked(Operand const& o, int count, int i) { return count ? static_cast<float const*>(o.data)[i] : 0.0f; }
+CODA_FN float load_picked(Operand const& o, int i) { return o.extent ? static_cast<float const*>(o.data)[i] : 0.0f; }
 
 }  // namespace coda

@@ -1,4 +1,5 @@
-// Row and map kernels: a team of threads owns a row at a time, or a part of it where nothing is reduced.
+// Row and map kernels: a team of threads owns a row at a time, or a part of it where nothing is reduced. A kernel has one
+// or more parts, each with rows, columns and math of its own, which share the blocks of a launch.
 //
 // A thread computes eight neighbouring columns at a time, an octet, which it loads and stores in 16-byte pieces where
 // memory allows. Octet i of thread t begins at column 8 * (t + i * threads). A kernel for kOctets > 0 holds the row's
@@ -18,14 +19,14 @@ namespace coda {
 
 // ---- rows ----
 
-// A row by the counters of its loops. Rows beyond the last one repeat it, so that all threads reach every barrier; what
+// A row by the counters of its loops. Rows from `end` on repeat the last one, so that all threads reach every barrier; what
 // they compute is not stored.
 template <int kLevels> struct Place {
   int32_t index[kLevels > 0 ? kLevels : 1] = {};
   bool active;
 
-  template <class Launch> CODA_FN Place(Launch const& p, int64_t row) : active(row < p.rows) {
-    uint32_t rest = uint32_t(active ? row : p.rows - 1);
+  template <class Launch> CODA_FN Place(Launch const& p, int64_t row, int64_t end) : active(row < end) {
+    uint32_t rest = uint32_t(active ? row : end - 1);
     CODA_UNROLL
     for (int l = kLevels - 1; l > 0; --l) {
       index[l] = int32_t(rest % uint32_t(p.sizes[l]));
@@ -210,6 +211,8 @@ template <class R> struct RowTotal {
   }
 };
 
+template <class... Parts> using launch_of = RowParts<typename Parts::Launch...>;
+
 // ---- teams and kernels ----
 #if defined(__CUDACC__)
 
@@ -224,20 +227,20 @@ __device__ __forceinline__ LogSumExp::State from_leader(LogSumExp::State s, int 
   return {from_leader(s.max, width), from_leader(s.sum, width)};
 }
 
-// The threads that share a row: blockDim.x of them, a power of two; a block has blockDim.y teams. Every thread of a team
-// gets the same total, to the bit, whatever the order in which warps run.
+// The threads that share a row: a power of two. Threads of a block are several teams. Every thread of a team gets the
+// same total, to the bit, whatever the order in which warps run.
 template <int kSlots> struct RowTeam {
   int threads, thread, index, teams;
   int first;   // octet
-  int block;   // along the rows
+  int block;   // of those that leave partial results
   bool chunk0; // the first part of the row
   int phase = 0;
   float2 (*slots)[kSlots][kRowThreads / 32];  // two of them, so that one barrier for each reduction is enough
   float* joined;
 
-  __device__ RowTeam(float2 (*slots_)[kSlots][kRowThreads / 32], float* joined_, int octets)
-      : threads(blockDim.x), thread(threadIdx.x), index(threadIdx.y), teams(blockDim.y),
-        first(int(blockIdx.y) * octets * int(blockDim.x) + int(threadIdx.x)), block(blockIdx.x), chunk0(blockIdx.y == 0),
+  __device__ RowTeam(float2 (*slots_)[kSlots][kRowThreads / 32], float* joined_, int threads_, int octets, int block_, int chunk)
+      : threads(threads_), thread(int(threadIdx.x) & (threads_ - 1)), index(int(threadIdx.x) / threads_),
+        teams(int(blockDim.x) / threads_), first(chunk * octets * threads_ + thread), block(block_), chunk0(chunk == 0),
         slots(slots_), joined(joined_) {}
 
   __device__ bool leads() const { return thread == 0 && chunk0; }
@@ -276,22 +279,36 @@ template <int kSlots> struct RowTeam {
   }
 };
 
-// Body: Launch, kSlots, Totals<kOctets>, row<kOctets, kVector>(p, team, at, totals), as coda/target/emit_rows.py writes it.
-template <class Body, int kOctets, bool kVector> __device__ void run_rows(typename Body::Launch const& p) {
+// Part: Launch, kSlots, Totals<kOctets>, row<kOctets, kVector>(p, team, at, totals), as coda/target/emit_rows.py writes
+// it. `block` is that of the part: (group, block of the group, chunk of the row).
+template <class Part, int kOctets, bool kVector> __device__ void run_rows(typename Part::Launch const& p, float* joined, int block) {
   follow_predecessor();
-  __shared__ float2 slots[2][Body::kSlots][kRowThreads / 32];
-  __shared__ float joined[8 * kRowThreads / 4];  // where teams are several, they are of at most kRowThreads / 4 threads
-  RowTeam<Body::kSlots> team(slots, joined, kOctets);
-  typename Body::template Totals<kOctets> totals;
-  int64_t const step = int64_t(gridDim.x) * team.teams;
-  for (int64_t row = int64_t(blockIdx.x) * team.teams; row < p.rows; row += step)
-    Body::template row<kOctets, kVector>(p, team, Place<Body::Launch::kLevels>(p, row + team.index), totals);
+  __shared__ float2 slots[2][Part::kSlots][kRowThreads / 32];
+  int const chunk = block % p.chunks, of_rows = block / p.chunks, group = of_rows % p.groups, in_group = of_rows / p.groups;
+  RowTeam<Part::kSlots> team(slots, joined, p.threads, kOctets, of_rows, chunk);
+  typename Part::template Totals<kOctets> totals;
+  int64_t const begin = int64_t(p.rows / p.groups) * group, end = begin + p.rows / p.groups;
+  for (int64_t row = begin + int64_t(in_group) * team.teams; row < end; row += int64_t(p.blocks) * team.teams)
+    Part::template row<kOctets, kVector>(p, team, Place<Part::Launch::kLevels>(p, row + team.index, end), totals);
   totals.store(p, team);
 }
 
-#define CODA_ROW_KERNEL(symbol, Body, octets, vector)                                                               \
-  extern "C" __global__ void __launch_bounds__(coda::kRowThreads) symbol(__grid_constant__ Body::Launch const p) {  \
-    coda::run_rows<Body, octets, vector>(p);                                                                        \
+// The part that a block belongs to: each has the blocks behind those of the one before.
+template <int kOctets, bool kVector, class Part, class... Others, class Launch>
+__device__ void run_parts(Launch const& p, float* joined, int block) {
+  if constexpr (sizeof...(Others) > 0) {
+    int const blocks = p.part.groups * p.part.blocks * p.part.chunks;
+    if (block >= blocks) return run_parts<kOctets, kVector, Others...>(p.others, joined, block - blocks);
+  }
+  run_rows<Part, kOctets, kVector>(p.part, joined, block);
+}
+
+// Where teams are several, they are of at most half a block's threads.
+#define CODA_ROW_KERNEL(symbol, octets, vector, ...)                                                                  \
+  extern "C" __global__ void __launch_bounds__(coda::kRowThreads)                                                     \
+      symbol(__grid_constant__ coda::launch_of<__VA_ARGS__> const p) {                                                \
+    __shared__ float joined[8 * coda::kRowThreads / 2];                                                               \
+    coda::run_parts<octets, vector, __VA_ARGS__>(p, joined, int(blockIdx.x));                                         \
   }
 #endif
 

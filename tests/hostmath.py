@@ -65,7 +65,7 @@ struct Entry {
   void* data;
   int64_t row, column, lane;
   float value;
-  int64_t integer;
+  int64_t integer, extent;
 };
 
 static std::vector<coda::Operand> operands(Entry const* entries, int count) {
@@ -74,6 +74,7 @@ static std::vector<coda::Operand> operands(Entry const* entries, int count) {
     Entry const& e = entries[i];
     coda::Operand& o = result[i];
     o.data = e.data, o.row = e.row, o.column = e.column, o.lane = e.lane, o.value = e.value, o.integer = e.integer;
+    o.extent = e.extent;
   }
   return result;
 }
@@ -82,13 +83,14 @@ static void put(float* output, int64_t i, coda::Two<float> v) { output[i] = v.x,
 static void put(float* output, int64_t i, int64_t v) { output[i] = output[i + 1] = float(v); }
 
 template <class Finish>
-Finish finish(Entry const* entries, int inputs, int outputs, int length, int count, int64_t extent) {
+Finish finish(Entry const* entries, int inputs, int outputs, int length, int64_t extent) {
   Finish p{};
-  p.length = length, p.count = count, p.extent = extent;
+  p.length = length, p.extent = extent;
   for (int i = 0; i < inputs; ++i) p.operands[i] = operands(entries + i, 1)[0];
   for (int i = 0; i < outputs; ++i) {
     Entry const& e = entries[inputs + i];
     p.outputs[i].data = e.data, p.outputs[i].row = e.row, p.outputs[i].column = e.column;
+    p.outputs[i].batch = e.lane, p.outputs[i].rows_per_batch = int(e.extent);
   }
   return p;
 }
@@ -105,6 +107,7 @@ class Entry(ctypes.Structure):
         ("lane", ctypes.c_int64),
         ("value", ctypes.c_float),
         ("integer", ctypes.c_int64),
+        ("extent", ctypes.c_int64),
     )
 
 
@@ -174,8 +177,8 @@ def _finish_driver(plan: Plan, finishing: Finishing) -> str:
     inputs, outputs = len(finishing.partials) + len(finishing.operands), len(finishing.results) + len(finishing.kept)
     name = f"{plan.name}_finish_{finishing.kind}"
     return f"""{emit.finish_kernel(plan, finishing)}
-extern "C" void {name}_all(Entry const* entries, int length, int count, int64_t extent) {{
-  auto const p = finish<coda::Finish<{inputs}, {outputs}>>(entries, {inputs}, {outputs}, length, count, extent);
+extern "C" void {name}_all(Entry const* entries, int length, int64_t extent) {{
+  auto const p = finish<coda::Finish<{inputs}, {outputs}>>(entries, {inputs}, {outputs}, length, extent);
   for (threadIdx.x = 0; threadIdx.x < length; ++threadIdx.x) {name}(p);
 }}
 """
@@ -319,12 +322,13 @@ class _Call:
             name: torch.full([length] if self.plan.arg(name).dims else [], -777.0).to(torch_dtype(dtype))
             for _, name, dtype in finishing.results
         }
-        entries = [Entry(data=partials[i].data_ptr()) for i in finishing.partials]
+        count = self.rows if finishing.kind == "total" else 1
+        entries = [Entry(data=partials[i].data_ptr(), extent=count) for i in finishing.partials]
         entries += self._entries(finishing.operands)
         entries += [Entry(data=r.data_ptr(), row=r.dim()) for r in (*results.values(), *kept)]  # adjacent elements
         run = getattr(self.library, f"{self.plan.name}_finish_{finishing.kind}_all")
-        run.restype, run.argtypes = None, (ctypes.c_void_p, ctypes.c_int, ctypes.c_int, ctypes.c_int64)
-        run(_array(entries), length, self.rows if finishing.kind == "total" else 1, extent)
+        run.restype, run.argtypes = None, (ctypes.c_void_p, ctypes.c_int, ctypes.c_int64)
+        run(_array(entries), length, extent)
         return results
 
 

@@ -12,6 +12,8 @@ from coda.dtypes import BF16, F16, F32, I64, DType
 from coda.frontend import load_path
 from coda.ir import Axis, Node, Output, Param, Program, Type, appearing_axes
 from coda.ops import build
+from coda.passes import fuse
+from coda.target.blocks import joined_finishes
 
 TOUR = Path(__file__).parent / "programs"
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -141,6 +143,21 @@ def row_examples() -> dict[str, Program]:
     """The examples without a product: row and map kernels."""
     found = (p for path in sorted(EXAMPLES.glob("*.coda")) for p in load_path(path).programs.values())
     return {p.name: p for p in found if not has_product(p)}
+
+
+def behind_attention() -> dict[str, Program]:
+    """The kernels without a product that the backwards of q, k, v projections begin with: RoPE and norms of heads
+    turned back, for all heads at once, and what the norm before wants to know."""
+    found = {}
+    for path in sorted(EXAMPLES.glob("*_block.coda")):
+        for program in load_path(path, _HEADS.get(path.stem, {})).programs.values():
+            if program.name.endswith("_qkv"):
+                kernels = joined_finishes(fuse(program, None).backward.kernels)  # type: ignore[union-attr]
+                found[program.name] = next(p for p in kernels if not has_product(p))
+    return found
+
+
+_HEADS = {"phi3_block": {"HQ": 4, "HK": 2}}
 
 
 def has_product(program: Program) -> bool:

@@ -20,8 +20,7 @@ from coda.dtypes import torch_dtype
 from coda.ir import dim_size
 from coda.runtime.binding import bind, evaluate_size, shapes_of
 from coda.target import emit, emit_rows
-from coda.target.plan import Finishing
-from coda.target.rowplan import MAX_LEVELS, OCTET, Access, RowPlan
+from coda.target.rowplan import MAX_LEVELS, OCTET, Access, Partials, RowFinishing, RowPart, RowPlan
 from tests.hostmath import PREAMBLE, Entry, compile_cpp
 
 
@@ -40,18 +39,24 @@ class RowEntry(ctypes.Structure):
     )
 
 
-def launch_type(plan: RowPlan) -> type[ctypes.Structure]:
+def part_type(part: RowPart) -> type[ctypes.Structure]:
     """coda::Rows of templates/launch.h."""
 
     class Rows(ctypes.Structure):
         _fields_ = (
-            ("rows", ctypes.c_int32),
-            ("sizes", ctypes.c_int32 * max(len(plan.levels), 1)),
-            ("columns", ctypes.c_int32 * len(plan.spaces)),
-            ("tensors", RowEntry * len(plan.accesses)),
+            *((name, ctypes.c_int32) for name in ("rows", "threads", "groups", "blocks", "chunks")),
+            ("sizes", ctypes.c_int32 * max(len(part.levels), 1)),
+            ("columns", ctypes.c_int32 * len(part.spaces)),
+            ("tensors", RowEntry * len(part.accesses)),
         )
 
     return Rows
+
+
+def launch_type(plan: RowPlan) -> type[ctypes.Structure]:
+    """coda::RowParts of templates/launch.h, with the parts as part0, part1 ..."""
+    kinds = [part_type(part) for part in plan.parts]
+    return type("Parts", (ctypes.Structure,), {"_fields_": [(f"part{i}", kind) for i, kind in enumerate(kinds)]})
 
 
 def compile_rows(plans: Sequence[RowPlan]) -> list[HostRows]:
@@ -62,19 +67,17 @@ def compile_rows(plans: Sequence[RowPlan]) -> list[HostRows]:
 
 def _driver(plan: RowPlan) -> str:
     lines = [f"namespace {plan.name} {{\n{emit_rows.row_body(plan)}\n}}"]
+    parts = ", ".join(f"{plan.name}::{name}" for name in emit_rows.part_names(plan))
     for octets in _variants(plan):
-        body = f"{plan.name}::Body"
-        lines.append(
-            f'extern "C" void {plan.name}_{octets}({body}::Launch const* p) {{ run_rows<{body}, {octets}>(*p); }}'
-        )
+        head = f'extern "C" void {plan.name}_{octets}(coda::launch_of<{parts}> const* p)'
+        lines.append(f"{head} {{ run_parts<{octets}, {parts}>(*p); }}")
     for finishing in plan.finishings:
         inputs, outputs = len(finishing.partials) + len(finishing.operands), len(finishing.results)
-        name = f"{plan.name}_finish_{finishing.kind}"
+        name = f"{plan.name}_finish_{finishing.label}"
         lines += [
             emit.finish_kernel(plan, finishing),
-            f'extern "C" void {name}_all(Entry const* entries, int length, int count, int64_t extent) {{',
-            f"  auto const p = finish<coda::Finish<{inputs}, {outputs}>>(entries, {inputs}, {outputs}, length, count, "
-            "extent);",
+            f'extern "C" void {name}_all(Entry const* entries, int length) {{',
+            f"  auto const p = finish<coda::Finish<{inputs}, {outputs}>>(entries, {inputs}, {outputs}, length, 0);",
             f"  for (threadIdx.x = 0; threadIdx.x < length; ++threadIdx.x) {name}(p);",
             "}",
         ]
@@ -110,33 +113,41 @@ class _Call:
             elif arg.is_output:
                 shape = [self.size(d) for d in arg.dims]
                 self.tensors[arg.name] = torch.full(shape, -777.0).to(torch_dtype(arg.dtype))
-        self.partials = {t.access: torch.full([self._length(t.space)], -777.0) for t in self.plan.totals}
+        self.partials = [torch.full(self._counts(p), -777.0) for p in self.plan.partials]
 
     def size(self, size: Any) -> int:
         return evaluate_size(size, self.sizes)
 
-    def _length(self, space: int | None) -> int:
-        return 1 if space is None else self.size(dim_size(self.plan.spaces[space]))
+    def _counts(self, p: Partials) -> tuple[int, int]:
+        """[count, length] of partials: the rows of a group are one block."""
+        groups = self.size(dim_size(self.plan.parts[p.part].groups))
+        return (1 if p.kept else groups) if p.blocks else self.size(p.count), self.size(p.length)
 
     def outputs(self) -> dict[str, Tensor]:
-        levels = [self.size(dim_size(level)) for level in self.plan.levels]
-        columns = [self.size(dim_size(space)) for space in self.plan.spaces]
-        assert self.octets == 0 or max(columns) <= OCTET * self.octets
-        p = launch_type(self.plan)(rows=math.prod(levels))
-        p.sizes[: len(levels)], p.columns[:] = levels, columns
-        for k, access in enumerate(self.plan.accesses):
-            self._fill(p.tensors[k], k, access)
+        launch = launch_type(self.plan)()
+        for i, part in enumerate(self.plan.parts):
+            self._fill_part(getattr(launch, f"part{i}"), part)
         run = getattr(self.library, f"{self.plan.name}_{self.octets}")
         run.restype = None
-        run(ctypes.byref(p))
+        run(ctypes.byref(launch))
         for finishing in self.plan.finishings:
             self._finish(finishing)
         return {o.name: self.tensors[o.into or o.name] for o in self.plan.program.outputs}
 
-    def _fill(self, entry: RowEntry, k: int, access: Access) -> None:
-        """As bind_rows in templates/host/rows.h."""
-        if k in self.partials:
-            entry.data = self.partials[k].data_ptr()
+    def _fill_part(self, p: Any, part: RowPart) -> None:
+        levels = [self.size(dim_size(level)) for level in part.levels]
+        columns = [self.size(dim_size(space)) for space in part.spaces]
+        assert self.octets == 0 or max(columns) <= OCTET * self.octets
+        p.rows, p.groups = math.prod(levels), math.prod(levels[: part.fixed])
+        p.sizes[: len(levels)], p.columns[:] = levels, columns
+        for k, access in enumerate(part.accesses):
+            self._fill(p.tensors[k], access)
+
+    def _fill(self, entry: RowEntry, access: Access) -> None:
+        """As bind_row_tensor in templates/host/rows.h."""
+        if access.slot is not None:
+            entry.data = self.partials[access.slot].data_ptr()
+            entry.level[: len(access.levels)] = [0 if s is None else self.size(s.scale) for s in access.levels]
             return
         if access.arg is None:
             entry.integer = self.size(access.size)
@@ -159,23 +170,15 @@ class _Call:
         pitches = [entry.data, *(step * value.element_size() for step in steps)]
         entry.vector = entry.column == 1 and not any(x % 16 for x in pitches)
 
-    def _finish(self, finishing: Finishing) -> None:
-        outputs = [self.tensors[name] for _, name, _ in finishing.results]
-        partials = [self.partials[self.plan.totals[i].access] for i in finishing.partials]
-        entries = [Entry(data=x.data_ptr()) for x in partials]
-        for operand in finishing.operands:
-            if operand.size is not None:
-                entries.append(Entry(integer=self.size(operand.size)))
-                continue
-            value = self.tensors.get(operand.arg)
-            if value is None:
-                default = self.plan.arg(operand.arg).default
-                value = operand.identity if default is None else default
-            is_tensor = isinstance(value, Tensor)
-            entries.append(Entry(data=value.data_ptr(), row=value.dim()) if is_tensor else Entry(value=value))
-        entries += [Entry(data=x.data_ptr(), row=x.dim()) for x in outputs]
-        length = len(partials[0]) if finishing.kind == "column" else 1
-        run = getattr(self.library, f"{self.plan.name}_finish_{finishing.kind}_all")
-        run.restype, run.argtypes = None, (ctypes.c_void_p, ctypes.c_int, ctypes.c_int, ctypes.c_int64)
-        rows = math.prod(self.size(dim_size(level)) for level in self.plan.levels)
-        run((Entry * len(entries))(*entries), length, 1, rows)
+    def _finish(self, finishing: RowFinishing) -> None:
+        """As launch_finish in templates/host/finish.h."""
+        partials = [self.partials[i] for i in finishing.partials]
+        entries = [Entry(data=x.data_ptr(), extent=x.shape[0]) for x in partials]
+        for access in finishing.accesses:
+            t = RowEntry()
+            self._fill(t, access)
+            inner = self.size(finishing.inner)
+            entries.append(Entry(t.data, t.level[1], 0, t.level[0], t.value, t.integer, inner))
+        run = getattr(self.library, f"{self.plan.name}_finish_{finishing.label}_all")
+        run.restype, run.argtypes = None, (ctypes.c_void_p, ctypes.c_int)
+        run((Entry * len(entries))(*entries), partials[0].shape[1])

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator, Sequence
 
 from coda.build.describe import Metadata, argument_text, describe, signature
-from coda.build.row_tables import row_launch, row_tables
+from coda.build.row_tables import finish_accesses, row_launch, row_tables
 from coda.build.tables import Tables, absent, extent, reference, string, table
 from coda.build.units import finish_symbol, units
 from coda.errors import CodaError
@@ -31,7 +31,7 @@ from coda.target.plan import (
     Walk,
 )  # fmt: skip
 from coda.target.requirements import Checks, Requirement
-from coda.target.rowplan import ROW_THREADS, RowPlan
+from coda.target.rowplan import ROW_THREADS, RowFinishing, RowPlan
 from coda.target.schedule import Assembly, Kernel, Loop, Schedule, Temporary
 
 MAX_TENSORS, MAX_KERNELS = 128, 256  # kMaxTensors, kMaxKernels of tables.h
@@ -280,15 +280,13 @@ def _walk(walk: Walk | None) -> str:
 
 def _finishing_parts(context: Tables, plan: Kernel, finishing: Finishing) -> str:
     """Its own little tables, which its row in ``finishings`` points to."""
-    kind = finishing.kind
-    results = [_result(context, plan, kind, name) for _, name, _ in finishing.results]
-    return "\n".join(
-        [
-            table("int", f"{kind}_partials", map(str, finishing.partials)),
-            table("Operand", f"{kind}_operands", (_operand(context, plan, o) for o in finishing.operands)),
-            table("Store", f"{kind}_results", results),
-        ]
-    )
+    label = finishing.label
+    partials = table("int", f"{label}_partials", map(str, finishing.partials))
+    if isinstance(plan, RowPlan) and isinstance(finishing, RowFinishing):
+        return "\n".join([partials, finish_accesses(context, plan, finishing)])
+    results = [_result(context, plan, finishing.kind, name) for _, name, _ in finishing.results]
+    operands = table("Operand", f"{label}_operands", (_operand(context, plan, o) for o in finishing.operands))
+    return "\n".join([partials, operands, table("Store", f"{label}_results", results)])
 
 
 def _result(context: Tables, plan: Kernel, kind: str, name: str) -> str:
@@ -298,17 +296,18 @@ def _result(context: Tables, plan: Kernel, kind: str, name: str) -> str:
 
 
 def _finishing(context: Tables, plan: Kernel, finishing: Finishing) -> str:
-    kind = finishing.kind
+    label = finishing.label
     operands = len(finishing.partials) + len(finishing.operands)
     results = len(finishing.results) + len(finishing.kept)
-    tables = [
-        reference(f"{kind}_partials", finishing.partials),
-        reference(f"{kind}_operands", finishing.operands),
-        reference(f"{kind}_results", finishing.results),
-    ]
+    tables, accesses = [reference(f"{label}_partials", finishing.partials)], "nullptr, {0, -1, 0}"
+    if isinstance(finishing, RowFinishing):
+        tables += [f"nullptr, {len(finishing.operands)}, nullptr, {len(finishing.results)}"]
+        accesses = f"{label}_accesses, {context.extent(finishing.inner)}"
+    else:
+        tables += [reference(f"{label}_operands", finishing.operands), reference(f"{label}_results", finishing.results)]
     return (
-        f"{{StoreKind::k{kind.capitalize()}, {context.kernel(finish_symbol(plan, finishing))}, {', '.join(tables)}, "
-        f"{len(finishing.kept)},\n"
+        f"{{StoreKind::k{finishing.kind.capitalize()}, {context.kernel(finish_symbol(plan, finishing))}, "
+        f"{', '.join(tables)}, {len(finishing.kept)}, {accesses},\n"
         f"     launch_finish<{operands}, {results}>}}"
     )
 

@@ -4,41 +4,67 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from coda.build.tables import Tables, absent, table
+from coda.build.tables import Tables, absent, reference, table
 from coda.errors import CodaError
 from coda.ir import Size, dim_size
-from coda.target.rowplan import MAX_LEVELS, Access, RowPlan, Stride
+from coda.target.rowplan import MAX_LEVELS, Access, Partials, RowFinishing, RowPart, RowPlan, Stride
 
 MAX_OFFSETS, MAX_SPACES = 3, 4  # kMaxOffsets, kMaxSpaces of tables.h
 NONE = "{-1, {0, -1, 0}}"
 
 
 def row_tables(context: Tables, plan: RowPlan) -> list[str]:
-    if len(plan.spaces) > MAX_SPACES:
-        raise CodaError.of(f"'{plan.name}' cuts its columns into {len(plan.spaces)} parts; a kernel has {MAX_SPACES}")
-    slots = {total.access: slot for slot, total in enumerate(plan.totals)}
-    octets = {r.access for r in plan.readings if r.space is not None}
-    octets |= {w.access for w in plan.writings if w.space is not None}
-    rows = (_access(context, plan, a, i in octets, slots.get(i, -1)) for i, a in enumerate(plan.accesses))
     variants = (f"{{{context.kernel(v.symbol)}, {v.octets}, {_bool(v.vector)}}}" for v in plan.variants)
     fields = [
-        f"{_extents(context, map(dim_size, plan.levels))}, {len(plan.levels)}",
-        f"{_extents(context, map(dim_size, plan.spaces))}, {len(plan.spaces)}",
-        "CODA_TABLE(accesses), CODA_TABLE(variants)",
-        f"{_bool(plan.kind == 'map')}, {_bool(bool(plan.totals))}",
+        "CODA_TABLE(parts)",
+        reference("partials", plan.partials),
+        f"CODA_TABLE(variants), {_bool(plan.kind == 'map')}",
     ]
     return [
-        table("RowAccess", "accesses", rows),
+        *(_accesses(context, plan, i, part) for i, part in enumerate(plan.parts)),
+        table("RowPart", "parts", (_part(context, plan, i, part) for i, part in enumerate(plan.parts))),
+        table("RowPartials", "partials", (_partials(context, p) for p in plan.partials)),
         table("RowVariant", "variants", variants),
         "constexpr RowKernel row = {" + ", ".join(fields) + "};",
     ]
 
 
 def row_launch(plan: RowPlan) -> str:
-    return f"launch_rows<{len(plan.levels)}, {len(plan.spaces)}, {len(plan.accesses)}>"
+    counts = ((part.levels, part.spaces, part.accesses) for part in plan.parts)
+    return f"launch_rows<{', '.join(f'coda::Rows<{len(x)}, {len(y)}, {len(z)}>' for x, y, z in counts)}>"
 
 
-def _access(context: Tables, plan: RowPlan, access: Access, octets: bool, slot: int) -> str:
+def finish_accesses(context: Tables, plan: RowPlan, finishing: RowFinishing) -> str:
+    """How the operands and results of a finish kernel lie."""
+    rows = (_access(context, plan, a, False) for a in finishing.accesses)
+    return table("RowAccess", f"{finishing.label}_accesses", rows)
+
+
+def _part(context: Tables, plan: RowPlan, i: int, part: RowPart) -> str:
+    if len(part.spaces) > MAX_SPACES:
+        raise CodaError.of(f"'{plan.name}' cuts its columns into {len(part.spaces)} parts; a kernel has {MAX_SPACES}")
+    fields = [
+        f"{_extents(context, map(dim_size, part.levels))}, {len(part.levels)}",
+        f"{_extents(context, map(dim_size, part.spaces))}, {len(part.spaces)}",
+        f"CODA_TABLE(accesses{i})",
+        f"{context.extent(dim_size(part.rows))}, {context.extent(dim_size(part.groups))}, {_bool(bool(part.totals))}",
+    ]
+    return "{" + ", ".join(fields) + "}"
+
+
+def _accesses(context: Tables, plan: RowPlan, i: int, part: RowPart) -> str:
+    octets = {r.access for r in part.readings if r.space is not None}
+    octets |= {w.access for w in part.writings if w.space is not None}
+    rows = (_access(context, plan, a, k in octets) for k, a in enumerate(part.accesses))
+    return table("RowAccess", f"accesses{i}", rows)
+
+
+def _partials(context: Tables, p: Partials) -> str:
+    sizes = f"{context.extent(p.length)}, {context.extent(p.count)}"
+    return f"{{{p.part}, {sizes}, {_bool(p.blocks)}, {_bool(p.kept)}}}"
+
+
+def _access(context: Tables, plan: RowPlan, access: Access, octets: bool) -> str:
     number, integer = "0.0f", 0
     if access.arg is not None:
         number, integer = absent(plan.arg(access.arg), access.identity)
@@ -55,13 +81,15 @@ def _access(context: Tables, plan: RowPlan, access: Access, octets: bool, slot: 
         _padded(offsets, MAX_OFFSETS),
         _stride(context, access.gather[0] if access.gather else None),
         context.extent(size) if size is not None else "{0, -1, 0}",
-        f"{number}, {integer}, {slot}",
+        f"{number}, {integer}, {-1 if access.slot is None else access.slot}",
     ]
     return "{" + ", ".join(fields) + "}" + (f"  /* {access.arg} */" if access.arg else "")
 
 
 def _stride(context: Tables, stride: Stride | None) -> str:
-    return NONE if stride is None else f"{{{stride.dim}, {context.extent(stride.scale)}}}"
+    if stride is None:
+        return NONE
+    return f"{{{-2 if stride.dim is None else stride.dim}, {context.extent(stride.scale)}}}"
 
 
 def _padded(rows: list[str], count: int) -> str:

@@ -35,7 +35,7 @@ def units(assemblies: Sequence[Assembly]) -> list[Unit]:
 
 
 def finish_symbol(plan: Kernel, finishing: Finishing) -> str:
-    return f"{plan.name}_finish_{finishing.kind}"
+    return f"{plan.name}_finish_{finishing.label}"
 
 
 def _of_step(assembly: Assembly, step: Kernel) -> Iterator[Unit]:

@@ -158,7 +158,7 @@ class _Cutter:
             return self.piece(node.args[0], i)
         if node.op in ("input", "gather") or (node.op in ("slice", "part", "default") and _is_leaf(node)):
             return build("part", node, axis=self.axis.name, start=piece.start, into=piece.into, span=node.span)
-        if node.op in ("cast", "stack") or OPS[node.op].family in ("pointwise", "reduce"):
+        if node.op in ("cast", "stack", "concat") or OPS[node.op].family in ("pointwise", "reduce"):
             return build(node.op, *(self.piece(a, i) for a in node.args), span=node.span, **dict(node.attrs))
         raise _fail(f"a part of '{node.op}' along '{self.axis.name}' is lowered in a later release", node)
 

@@ -424,7 +424,7 @@ def finish_kernel(plan: Tiled, finishing: Finishing) -> str:
     values = [*(value for value, _, _ in finishing.results), *finishing.kept]
     signature = f"coda::Finish<{count + len(finishing.operands)}, {len(values)}>"
     lines = [
-        f'extern "C" __global__ void __launch_bounds__(512) {plan.name}_finish_{finishing.kind}'
+        f'extern "C" __global__ void __launch_bounds__(512) {plan.name}_finish_{finishing.label}'
         f"(__grid_constant__ {signature} const p) {{",
         "  coda::follow_predecessor();",
         "  int const i = blockIdx.x * coda::kFinishWidth + threadIdx.x;",
@@ -435,7 +435,7 @@ def finish_kernel(plan: Tiled, finishing: Finishing) -> str:
         line = f"  {cpp_type(node.dtype)} const {name} = {_finished(finishing.kind, node, k)};"
         totals[node.op == "pick"].append(line)
     lines += [*totals[False], "  if (threadIdx.y != 0 || i >= p.length) return;", *totals[True]]
-    stop = lambda n: is_leaf(n) or n in scope.names  # noqa: E731
+    stop = lambda n: n in finishing.leaves or is_leaf(n) or n in scope.names  # noqa: E731
     for number, node in enumerate(walk(values, stop)):
         if node in scope.names or node.op == "const" or _is_picked_from(plan, node, finishing):
             continue
@@ -451,23 +451,24 @@ def finish_kernel(plan: Tiled, finishing: Finishing) -> str:
 def _finished(kind: str, node: Node, k: int) -> str:
     """The value of a reduction, from the partials in slot k."""
     if node.op == "pick":
-        return f"coda::load_picked(p.operands[{k}], p.count, i)"
+        return f"coda::load_picked(p.operands[{k}], i)"
     reduction = REDUCTIONS[node.op.removeprefix("reduce_")]
     if kind == "total":
-        total = f"coda::combine_all<{reduction.cpp}>(p.operands[{k}], p.count)"
+        total = f"coda::combine_all<{reduction.cpp}>(p.operands[{k}])"
     else:
-        partials = f"coda::combine_partials<{reduction.cpp}>(p.operands[{k}], p.length, p.count, i)"
+        partials = f"coda::combine_partials<{reduction.cpp}>(p.operands[{k}], p.length, i)"
         total = f"{reduction.cpp}::value({partials})"
     return f"{total} / float(p.extent)" if reduction.is_mean else total
 
 
 def _finish_expression(plan: Tiled, finishing: Finishing, scope: Scope, node: Node) -> str:
     def load(how: str, leaf: Node, position: str) -> str:
-        k, _ = leaf_operand(plan, leaf, finishing.operands)
+        in_row_kernel = leaf in finishing.leaves
+        k = finishing.leaves.index(leaf) if in_row_kernel else leaf_operand(plan, leaf, finishing.operands)[0]
         operand = f"p.operands[{len(finishing.partials) + k}]"
         return f"coda::{how}<{finishing.operands[k].dtype.cpp}>({operand}{position})"
 
-    if is_leaf(node):
+    if node in finishing.leaves or is_leaf(node):
         return load("load_element", node, ", i") if node.type.dims else load("load_scalar", node, "")
     if node.op == "pick":
         return load("load_at", node.args[0], f", {scope.value(node.args[1], 'int64_t')}, p.extent")
@@ -483,7 +484,7 @@ def _finish_expression(plan: Tiled, finishing: Finishing, scope: Scope, node: No
 
 def _is_picked_from(plan: Tiled, node: Node, finishing: Finishing) -> bool:
     """Whether a leaf is a table over the columns, of which a row kernel reads one element (pick)."""
-    if not is_leaf(node):
+    if not is_leaf(node) or node in finishing.leaves:
         return False
     k, _ = leaf_operand(plan, node, finishing.operands)
     return finishing.kind == "row" and finishing.operands[k].space is Space.COLUMN

@@ -20,7 +20,7 @@ from coda.errors import OK, CodaError, Ok, Reason
 from coda.ir import Size, dim_size
 from coda.target import plan as p
 from coda.target.requirements import MAX_RANK, Arg, Binding, Checks, Extent, Kind, Requirement, View, failure
-from coda.target.rowplan import OCTET, ROW_THREADS, RowPlan
+from coda.target.rowplan import OCTET, ROW_THREADS, RowFinishing, RowPlan
 from coda.target.schedule import Kernel, Schedule
 
 TMA_ALIGN = 16
@@ -275,12 +275,12 @@ class _Derivation:
 
     def _row_sizes(self, plan: RowPlan) -> None:
         """Rows and columns are counted in 32 bits; a thread holds the sums over rows of all its columns."""
-        columns = [self._whole_extent(dim_size(space)) for space in plan.spaces]
-        self._need(Kind.AT_MOST, extent=self._whole_extent(dim_size(plan.rows)), value=INT32)
-        held = bool(plan.column_totals) and plan.kind == "row"
-        limit = ROW_THREADS * OCTET * plan.variants[-1].octets if held else MAP_COLUMNS
-        for extent in columns:
-            self._need(Kind.AT_MOST, extent=extent, value=limit)
+        for part in plan.parts:
+            self._need(Kind.AT_MOST, extent=self._whole_extent(dim_size(part.rows)), value=INT32)
+            held = bool(part.column_totals) and plan.kind == "row"
+            limit = ROW_THREADS * OCTET * plan.variants[-1].octets if held else MAP_COLUMNS
+            for space in part.spaces:
+                self._need(Kind.AT_MOST, extent=self._whole_extent(dim_size(space)), value=limit)
 
     def _sizes(self, plan: p.Plan) -> None:
         rows, columns = (self._whole_extent(dim_size(d)) for d in (plan.rows, plan.columns))
@@ -383,11 +383,15 @@ def _in_place_rows(plan: RowPlan, output: str, operand: str) -> bool:
     """Whether a row kernel reads an operand only where, and just before, it stores the output."""
     if any(o.arg == operand for f in plan.finishings for o in f.operands):
         return False
-    places = lambda access, space: (access.levels, access.column, access.offsets, space)  # noqa: E731
-    stored = {places(plan.accesses[w.access], w.space) for w in plan.writings if plan.accesses[w.access].arg == output}
-    found = [r for r in plan.readings if plan.accesses[r.access].arg == operand]
-    whole = all(plan.accesses[r.access].gather is None and r.space is not None for r in found)
-    return whole and bool(stored) and {places(plan.accesses[r.access], r.space) for r in found} <= stored
+    stored, found = set(), set()
+    for part in plan.parts:
+        places = [(part, access.levels, access.column, access.offsets) for access in part.accesses]
+        stored |= {(places[w.access], w.space) for w in part.writings if part.accesses[w.access].arg == output}
+        reads = [r for r in part.readings if part.accesses[r.access].arg == operand]
+        if any(part.accesses[r.access].gather is not None or r.space is None for r in reads):
+            return False
+        found |= {(places[r.access], r.space) for r in reads}
+    return bool(stored) and found <= stored
 
 
 def sizes_of(plan: Schedule) -> list[Size]:
@@ -399,15 +403,28 @@ def sizes_of(plan: Schedule) -> list[Size]:
         if isinstance(step, p.Plan):
             sizes += [dim_size(term.contraction) for term in step.terms]
             continue
-        sizes += [dim_size(dim) for dim in (*step.levels, *step.spaces)]
-        for access in step.accesses:
-            strides = [s for s in (*access.levels, access.column) if s is not None]
-            sizes += [s.scale for s in strides] + [elements for _, elements in access.offsets]
-            sizes += [access.gather[0].scale, access.gather[1]] if access.gather else []
-            sizes += [access.size] if access.size is not None else []
+        sizes += _row_sizes(step)
     sizes += [size for t in plan.temporaries for size in t.dims]
     sizes += [plan.loop.axis.size, plan.loop.part.size] if plan.loop else []
     return list(dict.fromkeys(map(sympy.sympify, sizes)))
+
+
+def _row_sizes(plan: RowPlan) -> list[Size]:
+    """The sizes that a row kernel and its finish kernels are told."""
+    sizes = [size for p in plan.partials for size in (p.length, p.count)]
+    accesses = [a for part in plan.parts for a in part.accesses]
+    for part in plan.parts:
+        sizes += map(dim_size, (part.rows, part.groups, *part.levels, *part.spaces))
+    for finishing in plan.finishings:
+        assert isinstance(finishing, RowFinishing)
+        sizes.append(finishing.inner)
+        accesses += finishing.accesses
+    for access in accesses:
+        strides = [s for s in (*access.levels, access.column) if s is not None]
+        sizes += [s.scale for s in strides] + [elements for _, elements in access.offsets]
+        sizes += [access.gather[0].scale, access.gather[1]] if access.gather else []
+        sizes += [access.size] if access.size is not None else []
+    return sizes
 
 
 def _factors(variable: Size, others: Sequence[Size]) -> tuple[Size, ...] | None:

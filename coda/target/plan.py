@@ -155,6 +155,12 @@ class Finishing:
     operands: tuple[Operand, ...]
     results: tuple[tuple[Node, str, DType], ...]
     kept: tuple[Node, ...] = ()
+    leaves: tuple[Node, ...] = ()  # of a row kernel: the values that the operands are
+
+    @property
+    def label(self) -> str:
+        """What tells it from the other finish kernels of its plan."""
+        return self.kind
 
     def extent(self, plan: Tiled) -> Size:
         """The number of elements reduced over: ``Finish::extent``."""

@@ -1,31 +1,34 @@
 """Lower a program without a product to a row kernel, or to a map kernel where nothing is reduced.
 
-A team of threads owns a row: it holds the row's operands, reduces as often as the program asks (the mean, then the
-variance around it), and stores. Reductions over the rows themselves (dgamma of a norm) become partial results of each
-block, which a finish kernel adds up in fixed order. What cannot be lowered raises a CodaError that says why.
+Values over different axes, as the heads of q and of k, are *parts* of the kernel (rowpart.py). A team of threads owns a
+row of a part. What no row finishes becomes partials, which a finish kernel adds up in fixed order: reductions over the
+rows (dgamma of a norm), over the heads of a row, and sums of reductions of several parts. What cannot be lowered raises
+a CodaError that says why.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import sympy
 
 from coda.dtypes import BF16, BOOL, F16, F32, I32, I64
-from coda.errors import CodaError, Diagnostic
-from coda.ir import Axis, Dim, Node, Output, Param, Program, dim_size, rewrite
+from coda.errors import CodaError
+from coda.ir import Axis, Node, Output, Program, rewrite
 from coda.ops import OPS, build
 from coda.ops.reduce import REDUCTIONS
+from coda.passes.join_sums import join_sums
 from coda.passes.lanes import unroll_lanes
 from coda.passes.pieces import cut_pieces
 from coda.target.loops import Tensor, is_leaf, joined, tensor_of
 from coda.target.lower import program_args, size_operands, walk
-from coda.target.plan import Finishing, Operand, Space, Store
-from coda.target.rowplan import MAX_LEVELS, Access, Reading, RowPlan, Total, Writing
+from coda.target.plan import Operand, Space, Store
+from coda.target.rowpart import STORED, Late, PartLowering, fail, is_reduction, math
+from coda.target.rowplan import MAX_PARTS, Access, Partials, RowFinishing, RowPart, RowPlan
 
 _READ = (BF16, F16, F32, I64, I32, BOOL)
-_STORED = (BF16, F16, F32)
 _STRUCTURE = {"const", "index", "size", "cast"}
 
 
@@ -36,14 +39,6 @@ def lower_rows(program: Program) -> RowPlan:
     except CodaError as error:
         error.source = error.source or program.source
         raise
-
-
-def _fail(message: str, node: Node | Param | None = None, hint: str | None = None) -> CodaError:
-    return CodaError([Diagnostic(message, node.span if node else None, hint)])
-
-
-def is_reduction(node: Node) -> bool:
-    return node.op.startswith("reduce_")
 
 
 # -- rewrites before lowering ----------------------------------------------------------------------------------------
@@ -94,7 +89,94 @@ def stored_pieces(value: Node) -> list[tuple[Node, Tensor]]:
     return result
 
 
+# -- axes ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Values over some of the axes ``names``, of which the threads of a team share ``family``: the one that is fastest
+    in the largest tensor, and its pieces. ``columns``: what a row reduces over."""
+
+    names: frozenset[str]
+    family: frozenset[str]
+    columns: frozenset[str]
+
+
+class _Groups:
+    """The axes of a program in groups: values over axes of one group are a part of the kernel."""
+
+    def __init__(self, values: list[tuple[Node, Tensor]]):
+        self.nodes = math(v for v, _ in values)
+        leaves = {n: tensor_of(n) for n in self.nodes if is_leaf(n)}
+        self.seen = [*((n.type.axes, t) for n, t in leaves.items()), *((v.type.axes, t) for v, t in values)]
+        widest = max((len(axes) for axes, _ in self.seen), default=0)
+        self.fastest = dict.fromkeys(_fastest(axes, t) for axes, t in self.seen if axes and len(axes) == widest)
+        sets = sorted({self.wholes(n.type.names) for n in self.nodes}, key=lambda s: (-len(s), sorted(s)))
+        largest = [s for s in sets if not any(s < other for other in sets)]
+        order = {s: i for i, s in enumerate(dict.fromkeys(self.wholes(n.type.names) for n in self.nodes))}
+        self.all = tuple(map(self.group, sorted(largest, key=order.__getitem__)))
+
+    def pieces(self, whole: str) -> set[str]:
+        """An axis and its pieces."""
+        return {a.name for axes, t in self.seen for a in axes if t.stored(a.name) == whole} | {whole}
+
+    def wholes(self, names: Iterable[str]) -> frozenset[str]:
+        """The axes, but the fastest ones for their pieces."""
+        known = {piece: whole for whole in self.fastest for piece in self.pieces(whole)}
+        return frozenset(known.get(name, name) for name in names)
+
+    def group(self, names: frozenset[str]) -> _Group:
+        inside = [(axes, t) for axes, t in self.seen if self.wholes(a.name for a in axes) <= names and axes]
+        if not inside:
+            return _Group(names, frozenset(), frozenset())
+        axes, tensor = max(inside, key=lambda s: len(s[0]))
+        family = frozenset(self.pieces(_fastest(axes, tensor)))
+        return _Group(names, family, self.columns(names, family, [t for _, t in inside]))
+
+    def columns(self, names: frozenset[str], family: frozenset[str], tensors: list[Tensor]) -> frozenset[str]:
+        """What a row has side by side: the last dims of tensors, where each is one loop and is reduced whole; else the
+        family alone."""
+        wide = family | {a.name for t in tensors for dim in t.dims[-1:] for a in dim if family & {x.name for x in dim}}
+        nodes = [n for n in self.nodes if self.wholes(n.type.names) <= names]
+        parts = {tuple(a for a in n.type.axes if a.name in wide) for n in nodes if n.type.names & family}
+        reduced = [(set(n.attr("axes")) & wide, n.args[0].type.names & wide) for n in self.nodes if is_reduction(n)
+                   and self.wholes(n.args[0].type.names) <= names]  # fmt: skip
+        counted = any(n.op == "index" and n.attr("axis").name in wide for n in nodes)
+        whole = all(not axes or axes == all_there_are for axes, all_there_are in reduced)
+        one_loop = all(len(axes) <= 1 or (not counted and len(joined(axes, tensors, set())) == 1) for axes in parts)
+        return wide if whole and one_loop else family
+
+    def of(self, names: Iterable[str]) -> _Group | None:
+        wholes = self.wholes(names)
+        return next((g for g in self.all if wholes <= g.names), None)
+
+
+def _fastest(axes: tuple[Axis, ...], tensor: Tensor) -> str:
+    """The axis that is fastest in memory."""
+    present = {tensor.stored(a.name) for a in axes}
+    stored = [a.name for dim in tensor.dims for a in dim if a.name in present]
+    return stored[-1] if stored else axes[-1].name  # a table read at a position for each column
+
+
 # -- the lowering ----------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Contents:
+    """What a part computes."""
+
+    stored: list[tuple[Node, Tensor]] = field(default_factory=list)
+    late: list[Late] = field(default_factory=list)
+
+
+@dataclass
+class _Finish:
+    """Results that one finish kernel makes, over the axes ``axes``."""
+
+    axes: tuple[Axis, ...]
+    group: _Group | None
+    results: list[tuple[Output, Node, Tensor]] = field(default_factory=list)
+    reductions: dict[Node, None] = field(default_factory=dict)
 
 
 class _RowLowering:
@@ -103,297 +185,201 @@ class _RowLowering:
         self.program = _prepared(program)
         self.outputs = [(o, v, replace(t, arg=o.into or o.name, dtype=o.type.dtype, dims=o.type.dims))
                         for o in self.program.outputs for v, t in stored_pieces(o.value)]  # fmt: skip
-        self.leaves = [n for n in walk([v for _, v, _ in self.outputs], is_leaf) if is_leaf(n)]
-        self.leaves += [n for leaf in self.leaves for n in walk(self._indices(leaf), is_leaf) if is_leaf(n)]
-        self.leaves = list(dict.fromkeys(self.leaves))
-        self.tensors = {leaf: tensor_of(leaf) for leaf in self.leaves}
-        self.family = self._family()
+        self.groups = _Groups([(v, t) for _, v, t in self.outputs])
         self._nest()
-        self.nodes = self._nodes([v for _, v, _ in self.outputs])
-        self.spaces = self._spaces()
-        self.levels = self._levels()
-        self.accesses: list[Access] = []
-
-    def _indices(self, leaf: Node) -> list[Node]:
-        index = tensor_of(leaf).index
-        return [] if index is None else [index]
-
-    def _nodes(self, roots: list[Node]) -> list[Node]:
-        """The math, operands first, with the values that select from tables."""
-        indices = [i for leaf in walk(roots, is_leaf) if is_leaf(leaf) for i in self._indices(leaf)]
-        return walk([*indices, *roots], is_leaf)
-
-    # ---- rows and columns ----
-
-    def _family(self) -> set[str]:
-        """The axis that is fastest in the largest tensor, and its parts: what the threads of a team share."""
-        seen = [
-            *((leaf.type.axes, t) for leaf, t in self.tensors.items()),
-            *((v.type.axes, t) for _, v, t in self.outputs),
-        ]
-        axes, tensor = max(seen, key=lambda s: len(s[0]))
-        if not axes:
-            return set()
-        present = {tensor.stored(a.name) for a in axes}
-        stored = [a.name for dim in tensor.dims for a in dim if a.name in present]
-        fastest = stored[-1] if stored else axes[-1].name  # a table read at a position for each column
-        return {fastest, *(a.name for axes, t in seen for a in axes if t.stored(a.name) == fastest)}
-
-    def _nest(self) -> None:
-        """A reduction over rows and columns becomes one over the columns, then one over the rows. Label: algebraic (the
-        order of additions, which is the kernel's in any case)."""
-        last = {
-            a.name
-            for t in self.tensors.values()
-            for dim in t.dims[-1:]
-            for a in dim
-            if self.family & {x.name for x in dim}
-        }
-
-        def visit(node: Node, args: tuple[Node, ...]) -> Node | None:
-            axes = node.attr("axes") if is_reduction(node) else ()
-            inside, outside = [tuple(a for a in axes if (a in last | self.family) == side) for side in (True, False)]
-            if not (inside and outside and self.family & set(inside)) or node.op == "reduce_logsumexp":
-                return None
-            inner = build(node.op, *args, axes=inside, span=node.span)
-            return build(node.op, inner, axes=outside, span=node.span)
-
-        values = [Output(f"_{i}", v, v.type) for i, (_, v, _) in enumerate(self.outputs)]
-        new = rewrite(Program.of("values", (), values), visit).outputs
-        self.outputs = [(o, n.value, t) for (o, _, t), n in zip(self.outputs, new, strict=True)]
-
-    def is_over_columns(self, node: Node) -> bool:
-        return is_reduction(node) and bool(self.family & set(node.attr("axes")))
-
-    def _spaces(self) -> tuple[Dim, ...]:
-        """The column spaces, widest first: what is reduced over, and the fastest axes that nothing reduces."""
-        reduced = {frozenset(n.attr("axes")): n for n in self.nodes if self.is_over_columns(n)}
-        for one, node in reduced.items():
-            if any(one != other and one & other for other in reduced):
-                raise _fail(
-                    f"a kernel reduces each row over one set of axes; here over ({' '.join(sorted(one))}) and over "
-                    "others that overlap it", node, "return the inner reduction from a program of its own",
-                )  # fmt: skip
-        found = [self._ordered(names, node) for names, node in reduced.items()]
-        held = {n for names in reduced for n in names}
-        axes = {a.name: a for n in self.nodes for a in n.type.axes}
-        found += [(axes[name],) for name in sorted(self.family & axes.keys()) if name not in held]
-        if not reduced and len(found) == 1:
-            found = [self._widened(found[0])]
-        return tuple(found) or ((),)
-
-    def _ordered(self, names: frozenset[str], node: Node) -> Dim:
-        """Axes that are reduced together, as one loop."""
-        axes = tuple(a for a in node.args[0].type.axes if a.name in names)
-        loops = joined(axes, [*self.tensors.values(), *(t for _, _, t in self.outputs)], set())
-        if len(loops) > 1:
-            raise _fail(
-                f"a reduction over ({' '.join(a.name for a in axes)}), which do not lie next to each other in memory",
-                node, "group them in one dim, as in x: bf16[M, (H d)]",
-            )  # fmt: skip
-        return loops[0]
-
-    def _widened(self, space: Dim) -> Dim:
-        """The columns of a map, with the axes in front of them that lie in one run with them everywhere."""
-        tensors = [*self.tensors.values(), *(t for _, _, t in self.outputs)]
-        counted = {n.attr("axis").name for n in self.nodes if n.op == "index"}
-        order = [a for a in self._row_axes(space)] + list(space)
-        loops = joined(order, tensors, counted)
-        return loops[-1] if loops and loops[-1][-1] == space[-1] else space
-
-    def _row_axes(self, *spaces: Dim) -> list[Axis]:
-        """All other axes, in the order of a result that has them, or of the largest value."""
-        columns = {a.name for s in spaces for a in s} | self.family
-        stored = [tuple(a for dim in t.dims for a in dim if a in v.type.axes) for _, v, t in self.outputs]
-        values = sorted((n.type.axes for n in self.nodes), key=lambda axes: -len(axes))
-        rows = dict.fromkeys(a for axes in values for a in axes if a.name not in columns)
-        whole = [axes for axes in stored if rows.keys() <= set(axes)]
-        return [a for a in dict.fromkeys(a for axes in whole for a in axes) if a in rows] or list(rows)
-
-    def _levels(self) -> tuple[Dim, ...]:
-        counted = {n.attr("axis").name for n in self.nodes if n.op == "index"}
-        tensors = [*self.tensors.values(), *(t for _, _, t in self.outputs)]
-        levels = joined(self._row_axes(*self.spaces), tensors, counted)
-        if len(levels) > MAX_LEVELS:
-            names = ", ".join(" ".join(a.name for a in level) for level in levels)
-            raise _fail(f"the rows are counted by {len(levels)} loops ({names}); a kernel has up to {MAX_LEVELS}")
-        return levels
-
-    def space(self, node: Node) -> int | None:
-        """The column space of a value; None for one value of each row."""
-        inside = [i for i, s in enumerate(self.spaces) if node.type.names & {a.name for a in s}]
-        if len(inside) > 1:
-            raise _fail("a value over two parts of one axis at once", node)
-        return inside[0] if inside else None
-
-    def row_names(self, node: Node) -> frozenset[str]:
-        return node.type.names & {a.name for level in self.levels for a in level}
-
-    # ---- the plan ----
-
-    def plan(self) -> RowPlan:
+        self.nodes = math(v for _, v, _ in self.outputs)
         for node in self.nodes:
             self._check(node)
-        late = self._late()
-        stored = [(o, v, t) for o, v, t in self.outputs if v not in late]
-        finished = [(o, v, t) for o, v, t in self.outputs if v in late]
-        totals = [n for n in self.nodes if self._is_total(n)]
-        roots = [v for _, v, _ in stored] + [t.args[0] for t in totals]
-        stages = self._stages(roots)
-        readings = tuple(map(self._reading, self._read(roots)))
-        writings = tuple(self._writing(v, t) for _, v, t in stored)
-        partials = tuple(self._total(t) for t in totals)
-        stores = tuple(Store(_kind(t), (t.reduction.args[0],), F32, reduction=_reduction(t.reduction), finished=True)
-                       for t in partials)  # fmt: skip
-        sizes = self._sizes(roots)
-        return RowPlan(
-            name=self.program.name, program=self.program, args=program_args(self.original), levels=self.levels,
-            spaces=self.spaces, accesses=tuple(self.accesses), readings=readings + sizes, stages=stages,
-            writings=writings, totals=partials, stores=stores, finishings=self._finishings(partials, finished),
-        )  # fmt: skip
+
+    def _nest(self) -> None:
+        """A reduction over rows and columns becomes one over the columns, then one over the rows; a mean over rows is a
+        sum, divided; sums of the pieces of an axis are one. Label: algebraic (the order of additions, which is the
+        kernel's in any case)."""
+
+        def visit(node: Node, args: tuple[Node, ...]) -> Node | None:
+            group = self.groups.of(node.args[0].type.names) if is_reduction(node) else None
+            if group is None or node.op == "reduce_logsumexp":
+                return None
+            sizes = {a.name: a.size for a in node.args[0].type.axes}
+            inside, outside = [
+                tuple(a for a in node.attr("axes") if (a in group.columns) == side) for side in (True, False)
+            ]
+            if not (group.family & set(inside)):
+                inside, outside = (), node.attr("axes")
+            mean = node.op == "reduce_mean" and (outside or len(self.groups.all) > 1)
+            if not mean and not (inside and outside):
+                return None
+            value = args[0]
+            for axes in (inside, outside):
+                if axes:
+                    value = build("reduce_sum" if mean else node.op, value, axes=axes, span=node.span)
+            count = build("size", expr=sympy.Mul(*(sizes[a] for a in node.attr("axes")))) if mean else None
+            return value if count is None else build("div", value, count, span=node.span)
+
+        values = [Output(f"_{i}", v, v.type) for i, (_, v, _) in enumerate(self.outputs)]
+        new = join_sums(rewrite(Program.of("values", (), values), visit))[0].outputs
+        self.outputs = [(o, n.value, t) for (o, _, t), n in zip(self.outputs, new, strict=True)]
 
     def _check(self, node: Node) -> None:
         """Whether generated math has words for a node."""
         if is_leaf(node):
             param = self.program.param(tensor_of(node).arg)
             if param.type.dtype not in _READ:
-                raise _fail(
+                raise fail(
                     f"operand '{param.name}' is {param.type.dtype}; a kernel reads bf16, f16, f32, i64, i32 and bool",
                     param,
                 )
         elif is_reduction(node):
             if node.dtype.kind != "float":
-                raise _fail("a reduction of integers is lowered in a later release", node, "convert: 1.0 * x")
+                raise fail("a reduction of integers is lowered in a later release", node, "convert: 1.0 * x")
+            if node.op == "reduce_logsumexp" and not self._in_row(node):
+                raise fail("'logsumexp' over the rows is lowered in a later release", node)
         elif node.op == "partial":
-            raise _fail("a row kernel finishes its reductions", node, "return the reduction without partial(...)")
+            raise fail("a row kernel finishes its reductions", node, "return the reduction without partial(...)")
         elif OPS[node.op].cpp is None and node.op not in _STRUCTURE:
-            raise _fail(f"'{node.op}' in a kernel over rows is lowered in a later release", node)
-        if node.op == "cast" and not (node.dtype in _STORED or node.dtype in (I32, I64)):
-            raise _fail(f"a cast from {node.args[0].dtype} to {node.dtype} is lowered in a later release", node)
+            raise fail(f"'{node.op}' in a kernel over rows is lowered in a later release", node)
+        if node.op == "cast" and not (node.dtype in STORED or node.dtype in (I32, I64)):
+            raise fail(f"a cast from {node.args[0].dtype} to {node.dtype} is lowered in a later release", node)
 
-    def _is_total(self, node: Node) -> bool:
-        """A reduction over all rows."""
-        if not is_reduction(node) or self.is_over_columns(node):
-            return False
-        rows = {a.name for level in self.levels for a in level}
-        if set(node.attr("axes")) != rows or self.row_names(node.args[0]) != rows:
-            raise _fail(
-                f"a reduction over ({' '.join(sorted(node.attr('axes')))}) of rows ({' '.join(sorted(rows))}); a "
-                "kernel reduces over all rows, or over the columns", node,
-                "reduce in two programs, or over all of these axes",
-            )  # fmt: skip
-        if node.op == "reduce_logsumexp":
-            raise _fail("'logsumexp' over the rows is lowered in a later release", node)
-        return True
+    # ---- what a row finishes, and what it does not ----
 
-    def _late(self) -> set[Node]:
-        """What is known only when all rows are."""
-        late: set[Node] = set()
+    def _in_row(self, reduction: Node) -> bool:
+        group = self.groups.of(reduction.args[0].type.names)
+        return group is not None and set(reduction.attr("axes")) <= group.columns
+
+    @cached_property
+    def _homes(self) -> dict[Node, _Group | None]:
+        """The group in which each value is computed; None for what is late: known only behind the kernel."""
+        names: dict[Node, frozenset[str] | None] = {}
         for node in self.nodes:
-            if is_leaf(node) or not (self._is_total(node) or any(a in late for a in node.args)):
-                continue
-            if self.row_names(node) or (is_reduction(node) and any(a in late for a in node.args)):
-                raise _fail("a reduction over all rows is used in every row again; that is a second kernel", node)
-            late.add(node)
-        return late
+            index = tensor_of(node).index if is_leaf(node) else None
+            below = [names[a] for a in ((index,) if index is not None else () if is_leaf(node) else node.args)]
+            late = any(x is None for x in below) or (is_reduction(node) and not self._in_row(node))
+            names[node] = None if late else node.type.names.union(*(x for x in below if x is not None))
+            if not late and self.groups.of(names[node]) is None:  # type: ignore[arg-type]
+                names[node] = None
+        return {n: None if x is None else self.groups.of(x) for n, x in names.items()}
 
-    def _stages(self, roots: list[Node]) -> tuple[tuple[Node, ...], ...]:
-        """The reductions over columns by when they are known."""
-        stage: dict[Node, int] = {}
-        found: list[list[Node]] = []
-        for node in self._nodes(roots):
-            stage[node] = 0 if is_leaf(node) else max((stage[a] for a in node.args), default=0)
-            if self.is_over_columns(node):
-                stage[node] += 1
-                while len(found) < stage[node]:
-                    found.append([])
-                found[stage[node] - 1].append(node)
-        return tuple(map(tuple, found))
+    def _reductions(self, value: Node) -> list[Node]:
+        """The reductions that a late value is made of: over rows, or left by a row."""
+        stop = lambda n: is_reduction(n) or is_leaf(n)  # noqa: E731
+        return [n for n in walk([value], stop) if is_reduction(n)]
 
-    # ---- tensors ----
+    def _late(self, reduction: Node, order: tuple[Axis, ...]) -> Late:
+        """A reduction as partials; ``order`` is that of the rows in what is made of it."""
+        if self._homes[reduction] is not None:
+            kept = tuple(a for a in order if a in reduction.type.axes)
+            return Late(reduction, reduction, (), kept)
+        (value,) = reduction.args
+        if self._homes[value] is None:
+            raise fail("what no row reduces by itself is used in every row again; that is a second kernel", reduction)
+        columns = self._homes[value].columns  # type: ignore[union-attr]
+        over = tuple(a for a in value.type.axes if a.name in reduction.attr("axes"))
+        kept = tuple(a for a in order if a in reduction.type.axes and a.name not in columns)
+        return Late(reduction, value, over, kept)
 
-    def _add(self, access: Access) -> int:
-        if access not in self.accesses:
-            self.accesses.append(access)
-        return self.accesses.index(access)
+    # ---- the plan ----
 
-    def _read(self, roots: list[Node]) -> list[Node]:
-        return [n for n in self._nodes(roots) if is_leaf(n)]
+    def plan(self) -> RowPlan:
+        contents = {group: _Contents() for group in self.groups.all}
+        finishes: dict[frozenset[str], _Finish] = {}
+        for output, value, tensor in self.outputs:
+            home = self._homes[value]
+            if home is not None:
+                contents[home].stored.append((value, tensor))
+            else:
+                self._add_result(finishes, output, value, tensor)
+        slots = self._fill(contents, finishes)
+        parts: list[RowPart] = []
+        partials: list[Partials] = []
+        for group, part in contents.items():
+            if part.stored or part.late:
+                axes = group.family, group.columns
+                lowering = PartLowering(len(parts), part.stored, part.late, *axes, len(partials))
+                parts.append(lowering.part())
+                partials += lowering.partials()
+        if len(parts) > MAX_PARTS:
+            raise fail(f"the program has values over {len(parts)} sets of axes; one kernel takes {MAX_PARTS}")
+        finishings = [self._finishing(f, slots) for f in finishes.values()]
+        late = [x for part in contents.values() for x in part.late]
+        stores = [Store(_kind(x.reduction.type.names, self._homes[x.value]), (x.value,), F32, finished=True,
+                        reduction=_reduction(x.reduction)) for x in late]  # fmt: skip
+        return RowPlan(
+            self.program.name, self.program, program_args(self.original), tuple(parts), tuple(partials), tuple(stores),
+            tuple(_numbered(finishings)),
+        )  # fmt: skip
 
-    def _reading(self, leaf: Node) -> Reading:
-        tensor, space = self.tensors[leaf], self.space(leaf)
-        index = tensor.index
-        if index is not None and (self.space(index) is not None or is_reduction(index)):
-            raise _fail(
-                "a table is read at a position of its own for each column; a kernel takes one for each row", leaf
-            )
-        access = self._add(tensor.access(self.levels, None if space is None else self.spaces[space]))
-        varies = bool(self.row_names(leaf)) or index is not None
-        return Reading(leaf, access, space, varies, index)
+    def _add_result(self, finishes: dict[frozenset[str], _Finish], output: Output, value: Node, tensor: Tensor) -> None:
+        """A late value among the results of a finish kernel."""
+        reductions = self._reductions(value)
+        if any(r.type.names != value.type.names for r in reductions):
+            raise fail("what no row reduces by itself is used in every row again; that is a second kernel", value)
+        if output.type.dtype not in STORED:
+            raise fail(f"output '{output.name}' is {output.type.dtype}; this release stores bf16, f16 and f32", value)
+        stored = [a.name for dim in tensor.dims for a in dim]
+        order = sorted(value.type.axes, key=lambda a: stored.index(tensor.stored(a.name)))
+        finish = finishes.setdefault(value.type.names, _Finish(tuple(order), self.groups.of(value.type.names)))
+        finish.results.append((output, value, tensor))
+        finish.reductions |= dict.fromkeys(reductions)
 
-    def _writing(self, value: Node, tensor: Tensor) -> Writing:
-        if tensor.dtype not in _STORED:
-            raise _fail(f"output '{tensor.arg}' is {tensor.dtype}; this release stores bf16, f16 and f32", value)
-        space = self.space(value)
-        access = tensor.access(self.levels, None if space is None else self.spaces[space])
-        missing = tuple(i for i, stride in enumerate(access.levels) if stride is None)
-        return Writing(value, self._add(access), space, missing)
-
-    def _total(self, reduction: Node) -> Total:
-        """Its partial results: one for each block and column, in the workspace."""
-        self.accesses.append(Access(None, F32))
-        return Total(reduction, len(self.accesses) - 1, self.space(reduction.args[0]))
-
-    def _sizes(self, roots: list[Node]) -> tuple[Reading, ...]:
-        nodes = [n for n in self._nodes(roots) if n.op == "size" and not n.attr("expr").is_Integer]
-        return tuple(Reading(n, self._add(Access(None, I64, size=n.attr("expr"))), None, False) for n in nodes)
+    def _fill(self, contents: dict[_Group, _Contents], finishes: dict[frozenset[str], _Finish]) -> dict[Node, int]:
+        """The reductions of finish kernels as partials of the parts that make them; the slot of each."""
+        for finish in finishes.values():
+            for reduction in finish.reductions:
+                late = self._late(reduction, finish.axes)
+                home = self._homes[late.value]
+                assert home is not None
+                contents[home].late.append(late)
+        order = [x.reduction for part in contents.values() for x in part.late]
+        return {reduction: slot for slot, reduction in enumerate(order)}
 
     # ---- finish kernels ----
 
-    def _finishings(
-        self, totals: tuple[Total, ...], finished: list[tuple[Output, Node, Tensor]]
-    ) -> tuple[Finishing, ...]:
-        result = []
-        for kind in ("column", "total"):
-            slots = [i for i, t in enumerate(totals) if _kind(t) == kind]
-            reductions = [totals[i].reduction for i in slots]
-            ready = [(o, v, t) for o, v, t in finished if (self.space(v) is None) == (kind == "total")]
-            for output, value, tensor in ready:
-                self._check_finished(output, value, tensor, kind)
-            if ready:
-                above = walk([v for _, v, _ in ready], lambda n: n in reductions or is_leaf(n))  # noqa: B023
-                operands = self._operands(n for n in above if is_leaf(n))
-                operands += size_operands(above, dim_size(tuple(a for level in self.levels for a in level)))
-                results = tuple((v, o.into or o.name, o.type.dtype) for o, v, _ in ready)
-                result.append(Finishing(kind, tuple(slots), tuple(reductions), operands, results))
-        return tuple(result)
-
-    def _check_finished(self, output: Output, value: Node, tensor: Tensor, kind: str) -> None:
-        if output.type.dtype not in _STORED:
-            raise _fail(f"output '{output.name}' is {output.type.dtype}; this release stores bf16, f16 and f32", value)
-        if tensor.offsets:
-            raise _fail(f"output '{output.name}' joins reductions over all rows; return them one by one", value)
-        if kind == "column" and (len(output.type.dims) != 1 or output.type.dims[0] not in self.spaces):
-            raise _fail(
-                f"output '{output.name}' is stored as {output.type}; a reduction over all rows is a vector", value
-            )
-
-    def _operands(self, leaves: Iterable[Node]) -> tuple[Operand, ...]:
-        found: dict[tuple[str, float], Operand] = {}
+    def _finishing(self, finish: _Finish, slots: dict[Node, int]) -> RowFinishing:
+        reductions = tuple(finish.reductions)
+        kind = _kind(frozenset(a.name for a in finish.axes), finish.group)
+        values = [v for _, v, _ in finish.results]
+        above = walk(values, lambda n: n in reductions or is_leaf(n))
+        leaves = tuple(n for n in above if is_leaf(n) and n not in reductions)
         for leaf in leaves:
-            tensor = self.tensors[leaf]
-            if tensor.offsets or tensor.gather or len(tensor.dims) > 1:
-                raise _fail(f"'{tensor.arg}' is read in parts where a reduction over all rows is finished", leaf)
-            space = Space.UNIFORM if self.space(leaf) is None else Space.COLUMN
-            column = None if space is Space.UNIFORM else 0
-            found[tensor.arg, tensor.identity] = Operand(
-                tensor.arg, space, tensor.dtype, None, column, identity=tensor.identity
-            )
-        return tuple(found.values())
+            if index := tensor_of(leaf).index:
+                raise fail("a table is read where reductions are finished", index)
+        tensors = [tensor_of(leaf) for leaf in leaves]
+        stored = [t for _, _, t in finish.results]
+        loops = joined(finish.axes, [*tensors, *stored], set())
+        if len(loops) > 2:
+            raise fail(f"a result over {len(loops)} loops in memory; a finish kernel counts two", values[0])
+        outer, inner = ([()] * 2 + [*loops])[-2:]
+        missing = (None,) * (2 - len(loops))
+        accesses = [t.access(loops, None) for t in [*tensors, *stored]]
+        accesses = [replace(a, levels=(*missing, *a.levels)) for a in accesses]
+        operands = tuple(self._operand(t, leaf, finish) for leaf, t in zip(leaves, tensors, strict=True))
+        sizes = size_operands(above, sympy.Integer(0))
+        accesses[len(leaves) : len(leaves)] = [Access(None, I64, size=o.size) for o in sizes]
+        results = tuple((v, o.into or o.name, o.type.dtype) for o, v, _ in finish.results)
+        return RowFinishing(
+            kind, tuple(slots[r] for r in reductions), reductions, operands + sizes, results, leaves=leaves,
+            loops=(outer, inner), accesses=tuple(accesses),
+        )  # fmt: skip
+
+    def _operand(self, tensor: Tensor, leaf: Node, finish: _Finish) -> Operand:
+        if not leaf.type.names <= {a.name for a in finish.axes}:
+            raise fail("what no row reduces by itself is used in every row again; that is a second kernel", leaf)
+        space = Space.COLUMN if leaf.type.names else Space.UNIFORM
+        return Operand(tensor.arg, space, tensor.dtype, identity=tensor.identity)
 
 
-def _kind(total: Total) -> str:
-    return "total" if total.space is None else "column"
+def _numbered(finishings: list[RowFinishing]) -> list[RowFinishing]:
+    """Told apart by number where several are of one kind."""
+    kinds = [f.kind for f in finishings]
+    return [replace(f, number=1 + kinds[:i].count(f.kind)) for i, f in enumerate(finishings)]
+
+
+def _kind(names: frozenset[str], group: _Group | None) -> str:
+    """What a finished value is for: a "row", a "column", or all of them."""
+    if not names:
+        return "total"
+    return "column" if group is not None and names & group.family else "row"
 
 
 def _reduction(node: Node) -> str:

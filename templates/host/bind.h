@@ -214,9 +214,4 @@ inline coda::Output partial_output(void* at, Store const& spec, int64_t length) 
   return {at, of_columns ? length : 1, of_columns ? 1 : length, 0, 0};
 }
 
-inline coda::Operand partial_operand(void* at, StoreKind kind, int64_t length) {
-  bool of_rows = kind == StoreKind::kRow;
-  return {at, of_rows ? 1 : length, of_rows ? length : 1, 0, 0.0f, 0};
-}
-
 }  // namespace coda::host

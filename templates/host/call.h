@@ -25,8 +25,6 @@ struct Call {
   Step const* step;
   int64_t rows, columns;   // columns of one lane
   Variant const* variant;  // of a GEMM
-  int64_t blocks;          // of a row kernel at most, each with room for partial results of its own
-  int64_t launched;        // how many there were: so many partial results there are
 };
 
 // The variant with the least waves x tile area, the first of equals. The number of multiprocessors is that of the
@@ -47,18 +45,21 @@ inline int64_t partials(Variant const& v, bool of_rows, int64_t rows, int64_t co
   return of_rows ? ceil_div(columns, v.columns) : ceil_div(rows, kBand);
 }
 
-// Sets what depends on the step. A row kernel has up to kTotalBlocks blocks where it leaves partial results.
+// Sets what depends on the step.
 inline void begin(Call& call, Step const& step) {
   call.step = &step;
   call.rows = call.sizes.value(step.rows);
   call.columns = call.sizes.value(step.columns);
   call.variant = step.gemm ? &select(*call.program, *step.gemm, call.rows, call.columns) : nullptr;
-  call.launched = call.blocks = call.rows < kTotalBlocks ? call.rows : kTotalBlocks;
 }
 
-// How many partial results a reduction of this step has room for; of a row kernel it may leave fewer.
-inline int64_t partials(Call const& call, bool of_rows) {
-  return call.variant ? partials(*call.variant, of_rows, call.rows, call.columns) : call.blocks;
+// The blocks of a part of a row kernel that leave partial results, in each group of rows. Sizes alone decide: bits must
+// not depend on where tensors lie.
+inline int64_t total_blocks(Call const& call, RowPart const& part) {
+  int64_t groups = call.sizes.value(part.groups), rows = call.sizes.value(part.rows);
+  if (rows == 0) return 0;
+  int64_t most = ceil_div(kTotalBlocks, groups);
+  return rows / groups < most ? rows / groups : most;
 }
 
 // Sets the size of the chunk of a loop that begins at `start`.
@@ -88,26 +89,39 @@ inline bool accept(Call& call, Program const& program, DLTensor* const* args, in
 // A step's scratch memory has a slot for each store that a finish kernel reads, f32 partials [count][length], then one
 // for each value of a row that a total is made of.
 
-inline int64_t store_length(Call const& call, Store const& store) {
-  if (store.kind == StoreKind::kTotal) return 1;
-  return store.kind == StoreKind::kColumn ? call.columns : call.rows;
+struct Counts {
+  int64_t count, length;
+};
+
+inline Counts counts(Call const& call, RowPartials const& partials) {
+  int64_t length = call.sizes.value(partials.length);
+  if (!partials.blocks) return {call.sizes.value(partials.count), length};
+  RowPart const& part = call.step->row->parts[partials.part];
+  return {total_blocks(call, part) * (partials.kept ? 1 : call.sizes.value(part.groups)), length};
 }
 
-inline int64_t store_count(Call const& call, Store const& store) {
-  if (store.kind == StoreKind::kPick) return 1;
-  return partials(call, store.kind == StoreKind::kRow);
+// Of the partials in a slot; behind the stores there are values of rows, which a finish kernel reduces to one.
+inline Counts counts(Call const& call, int slot) {
+  if (call.step->row) return counts(call, call.step->row->partials[slot]);
+  if (slot >= call.step->store_count) return {call.rows, 1};
+  StoreKind kind = call.step->stores[slot].kind;
+  if (kind == StoreKind::kPick) return {call.columns > 0, call.rows};
+  bool of_rows = kind == StoreKind::kRow;
+  return {partials(*call.variant, of_rows, call.rows, call.columns), of_rows ? call.rows : call.columns};
+}
+
+inline coda::Operand partial_operand(void* at, StoreKind kind, Counts c) {
+  bool of_rows = kind == StoreKind::kRow;
+  return {at, of_rows ? 1 : c.length, of_rows ? c.length : 1, 0, 0.0f, c.count};
 }
 
 inline bool in_workspace(Store const& store) { return store.arg < 0; }
 
 inline int64_t slot_bytes(Call const& call, int slot) {
   Step const& step = *call.step;
-  int64_t floats = call.rows;
-  if (slot < step.store_count) {
-    Store const& store = step.stores[slot];
-    if (!in_workspace(store)) return 0;
-    floats = store_count(call, store) * store_length(call, store) * store.floats;
-  }
+  if (slot < step.store_count && !in_workspace(step.stores[slot])) return 0;
+  Counts c = counts(call, slot);
+  int64_t floats = c.count * c.length * (slot < step.store_count ? step.stores[slot].floats : 1);
   return round_up(floats * int64_t(sizeof(float)), kWorkspaceAlign);
 }
 

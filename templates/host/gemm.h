@@ -1,4 +1,4 @@
-// Launching GEMM kernels, and the finish kernels behind any step.
+// Launching GEMM kernels.
 #pragma once
 #include "call.h"
 
@@ -47,37 +47,11 @@ int launch_gemm(Call& call, DeviceState const& device, cudaStream_t stream) {
   }
   for (int i = 0; i < call.step->store_count; ++i) {
     Store const& store = call.step->stores[i];
-    p.outputs[i] = in_workspace(store) ? partial_output(slot(call, i), store, store_length(call, store))
+    p.outputs[i] = in_workspace(store) ? partial_output(slot(call, i), store, counts(call, i).length)
                                        : bind_output(call.views, call.columns, store);
   }
   dim3 grid(kernel.cluster_m, kernel.cluster_n * p.schedule.grid_clusters, 1);
   return launch(call, call.variant->kernel, grid, dim3(kThreads), stream, &p);
-}
-
-// A finish kernel; Finishing::launch points to the instance. It makes one result for each row or column, or one in all
-// from the values of all rows. With nothing to reduce `count` is 0 and the kernel writes what a reduction over nothing is.
-template <int kOperands, int kOutputs>
-int launch_finish(Call& call, Finishing const& finishing, cudaStream_t stream) {
-  bool of_rows = finishing.kind == StoreKind::kRow, total = finishing.kind == StoreKind::kTotal;
-  Finish<kOperands, kOutputs> p{};
-  p.length = total ? 1 : int32_t(of_rows ? call.rows : call.columns);
-  int64_t partial_results = call.variant ? partials(call, of_rows) : call.launched;
-  p.count = int32_t(total && call.variant ? call.rows : partial_results);
-  p.extent = of_rows ? call.columns : call.rows;
-  if (p.length == 0) return CODA_OK;
-  for (int i = 0; i < finishing.partial_count; ++i)
-    p.operands[i] = partial_operand(slot(call, finishing.partials[i]), finishing.kind, p.length);
-  for (int i = 0; i < finishing.operand_count; ++i) {
-    Operand const& spec = finishing.operands[i];
-    coda::Operand& operand = p.operands[finishing.partial_count + i];
-    if (int status = bind_operand(*call.program, call.views, call.sizes, call.columns, spec, operand)) return status;
-  }
-  for (int i = 0; i < finishing.result_count; ++i)
-    p.outputs[i] = bind_output(call.views, call.columns, finishing.results[i]);
-  for (int i = 0; i < finishing.kept_count; ++i)
-    p.outputs[finishing.result_count + i] = {slot(call, call.step->store_count + i), 1, 0, 0, 0};
-  dim3 grid(unsigned(ceil_div(p.length, 32)));
-  return launch(call, finishing.kernel, grid, dim3(32, 16), stream, &p);
 }
 
 }  // namespace coda::host

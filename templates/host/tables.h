@@ -14,6 +14,7 @@ constexpr int kMaxArgs = 64;
 constexpr int kMaxTensors = 128;  // arguments, temporaries, and what a loop sees of them
 constexpr int kMaxOffsets = 3;
 constexpr int kMaxSpaces = 4;
+constexpr int kMaxParts = 4;  // of a row kernel
 constexpr int kMaxRank = 8;
 constexpr int kMaxVariables = 32;
 constexpr int kMaxKernels = 256;
@@ -91,6 +92,26 @@ struct Store {
   int floats;  // f32 values of one partial
 };
 
+// How one loop steps through a tensor: scale x the stride of a dim; -1: it does not vary; -2: `scale` elements.
+struct RowStride {
+  int dim;
+  Extent scale;
+};
+
+// A tensor as row kernels, and the finish kernels behind them, step through it.
+struct RowAccess {
+  int arg;             // -1: the number `extent`, or partial results
+  bool octets;         // read or written along the columns
+  RowStride levels[kMaxLevels];
+  RowStride column;
+  RowStride offsets[kMaxOffsets];  // to where it begins: elements along a dim
+  RowStride gather;
+  Extent extent;       // positions of a table that is gathered from
+  float absent;
+  int64_t absent_integer;
+  int slot;            // of partial results in the scratch memory; -1: it is an argument or a number
+};
+
 struct Finishing {
   StoreKind kind;
   int kernel;
@@ -101,6 +122,8 @@ struct Finishing {
   Store const* results;
   int result_count;
   int kept_count;  // values of each row left in the scratch memory, after the results
+  RowAccess const* accesses;  // behind a row kernel: operands, then results, by two loops; else nullptr
+  Extent inner;               // size of the inner loop
   int (*launch)(Call&, Finishing const&, cudaStream_t);
 };
 
@@ -146,42 +169,40 @@ struct Gemm {
 
 // -- row and map kernels: coda/target/rowplan.py ---------------------------------------------------------------------
 
-// How one loop steps through a tensor: scale x the stride of a dim; -1: it does not vary.
-struct RowStride {
-  int dim;
-  Extent scale;
-};
-
-struct RowAccess {
-  int arg;             // -1: the number `extent`, or partial results
-  bool octets;         // read or written along the columns
-  RowStride levels[kMaxLevels];
-  RowStride column;
-  RowStride offsets[kMaxOffsets];  // to where it begins: elements along a dim
-  RowStride gather;
-  Extent extent;       // positions of a table that is gathered from
-  float absent;
-  int64_t absent_integer;
-  int slot;            // of partial results in the scratch memory; -1: it is an argument or a number
-};
-
 struct RowVariant {
   int kernel;
   int octets;   // held by a thread; 0: it reads the row again for each reduction
   bool vector;  // all accesses are of 16 bytes
 };
 
-struct RowKernel {
+struct RowPart {
   Extent levels[kMaxLevels];
   int level_count;
   Extent spaces[kMaxSpaces];
   int space_count;
   RowAccess const* accesses;
   int access_count;
+  Extent rows;
+  Extent groups;  // rows fall into so many, each with blocks of its own
+  bool totals;    // reduces over the rows: a fixed number of blocks
+};
+
+// Partials in a slot of the scratch memory, [count][length].
+struct RowPartials {
+  int part;
+  Extent length, count;
+  bool blocks;  // there are as many as the part has blocks in a group, if they are `kept` apart by groups, or else in all
+  bool kept;
+};
+
+struct RowKernel {
+  RowPart const* parts;
+  int part_count;
+  RowPartials const* partials;
+  int partial_count;
   RowVariant const* variants;
   int variant_count;
-  bool chunked;  // a map: rows are cut into parts for several blocks
-  bool totals;   // reduces over the rows: a fixed number of blocks
+  bool chunked;  // a map: rows are cut into pieces for several blocks
 };
 
 // -- programs --------------------------------------------------------------------------------------------------------

@@ -199,7 +199,6 @@ def finish_type(operands: int, outputs: int) -> type[ctypes.Structure]:
     class Finish(ctypes.Structure):
         _fields_ = (
             ("length", ctypes.c_int32),
-            ("count", ctypes.c_int32),
             ("extent", ctypes.c_int64),
             ("operands", Operand * max(operands, 1)),
             ("outputs", Output * max(outputs, 1)),
@@ -211,7 +210,7 @@ def finish_type(operands: int, outputs: int) -> type[ctypes.Structure]:
 class Recorder:
     """An artifact over the fake runtime. ``run`` passes tensors off as CUDA memory and returns the calls made."""
 
-    PARAMETERS = 2048  # bytes recorded of each launch; more than any Launch of the programs above
+    PARAMETERS = 4096  # bytes recorded of each launch; more than any Launch of the programs above
 
     def __init__(self, path: Path):
         self.artifact = Artifact(path)

@@ -145,7 +145,7 @@ def test_statistics_go_through_the_workspace() -> None:
     assert [o.data for o in p.outputs] == [h.data_ptr(), partial.data_ptr(), 0x100000]
     assert [(o.row, o.column) for o in p.outputs[1:]] == [(1, m), (1, m)]
     f = record.parameters(finish_type(1, 1), 1)
-    assert (f.length, f.count, f.extent) == (m, 5, d)
+    assert (f.length, f.operands[0].extent, f.extent) == (m, 5, d)
     assert (f.operands[0].data, f.outputs[0].data, f.outputs[0].row) == (0x100000, total.data_ptr(), 1)
 
 
@@ -167,7 +167,7 @@ def test_column_reduction_counts_bands() -> None:
     p = record.parameters(launch_type(0, 0, 2))
     assert (p.outputs[1].row, p.outputs[1].column) == (n, 1)
     f = record.parameters(finish_type(1, 1), 1)
-    assert (f.length, f.count, f.extent) == (n, 19, m)
+    assert (f.length, f.operands[0].extent, f.extent) == (n, 19, m)
     assert (f.outputs[0].row, f.outputs[0].column) == (0, 1)
 
 
@@ -306,7 +306,7 @@ def test_no_rows_still_finish_column_reductions() -> None:
     (launch,) = launches(record)
     assert launch["kernel"] == "columns_finish_column"
     f = record.parameters(finish_type(1, 1))
-    assert (f.length, f.count, f.extent) == (96, 0, 0)
+    assert (f.length, f.operands[0].extent, f.extent) == (96, 0, 0)
 
 
 def test_no_rows_and_nothing_to_finish_launches_nothing() -> None:
@@ -344,12 +344,12 @@ def test_totals_go_through_values_of_rows() -> None:
     states, picked = record.parameters(launch_type(0, 1, 2)).outputs
     assert [(o.data, o.row, o.column) for o in (states, picked)] == [(slots[0], 1, m), (slots[1], 1, m)]
     f = record.parameters(finish_type(4, 3), 1)
-    assert (f.length, f.count, f.extent) == (m, 5, v)
+    assert (f.length, f.operands[0].extent, f.extent) == (m, 5, v)
     assert [o.data for o in f.operands[:3]] == [slots[0], slots[1], args[2].data_ptr()]
     assert (f.operands[3].data or 0, f.operands[3].integer) == (0, -100)
     assert [o.data for o in f.outputs] == [nll.data_ptr(), slots[2], slots[3]]
     t = record.parameters(finish_type(2, 1), 2)
-    assert (t.length, t.count, t.extent) == (1, m, m)
+    assert (t.length, t.operands[0].extent, t.extent) == (1, m, m)
     assert ([o.data for o in t.operands], t.outputs[0].data) == (slots[2:], mean.data_ptr())
 
 

@@ -19,6 +19,7 @@ from coda.resources import templates_dir
 from coda.target.blocks import lower_program
 from coda.target.emit import finish_kernel
 from coda.target.legality import can_lower
+from coda.target.rowplan import RowPart
 from coda.target.schedule import Schedule, Temporary, schedule_steps, share
 from tests.abi import harness
 from tests.abi.harness import Recorder
@@ -79,18 +80,21 @@ def shapes(record: Recorder) -> list[tuple[str, list[int], list[int]]]:
 
 
 @pytest.mark.parametrize(
-    ("width", "kernel", "block"),
+    ("width", "kernel", "threads", "teams"),
     [
-        (64, "1", [8, 32, 1]), (128, "1", [16, 16, 1]), (2048, "1", [256, 1, 1]), (2056, "2", [256, 1, 1]),
-        (4096, "2", [256, 1, 1]), (8192, "2", [512, 1, 1]), (11008, "4", [512, 1, 1]), (16384, "4", [512, 1, 1]),
-        (20480, "any", [512, 1, 1]), (37, "any", [8, 32, 1]), (4095, "any", [512, 1, 1]),
+        (64, "1", 8, 32), (128, "1", 16, 16), (2048, "1", 256, 1), (2056, "2", 256, 1), (4096, "2", 256, 1),
+        (8192, "2", 512, 1), (11008, "4", 512, 1), (16384, "4", 512, 1), (20480, "any", 512, 1), (37, "any", 8, 32),
+        (4095, "any", 512, 1),
     ],
 )  # fmt: skip
-def test_variant_by_the_length_of_a_row(width: int, kernel: str, block: list[int]) -> None:
+def test_variant_by_the_length_of_a_row(width: int, kernel: str, threads: int, teams: int) -> None:
     record = started("softmax")
-    x, p, lse = zeros(40, width), zeros(40, width), zeros(40, dtype=F32)
-    assert record.run([x, p, lse]) == 0, record.error
-    assert shapes(record) == [(f"softmax_row_{kernel}", [-(-40 // block[1]), 1, 1], block)]
+    x, y, lse = zeros(40, width), zeros(40, width), zeros(40, dtype=F32)
+    assert record.run([x, y, lse]) == 0, record.error
+    blocks = -(-40 // teams)
+    assert shapes(record) == [(f"softmax_row_{kernel}", [blocks, 1, 1], [threads * teams, 1, 1])]
+    p = record.parameters(launch_type(schedule("softmax").steps[0])).part0
+    assert (p.rows, p.threads, p.groups, p.blocks, p.chunks) == (40, threads, 1, blocks, 1)
 
 
 def test_unaligned_rows_take_the_kernel_for_any_layout() -> None:
@@ -106,9 +110,9 @@ def test_strides_of_rows_and_tables() -> None:
     dq, pos, cos, sin, dz = zeros(b, h, t, 128), zeros(10, dtype=torch.int32), *_tables(7), zeros(b * t, h * 128)
     assert record.run([dq, pos, cos, sin, dz]) == 0, record.error
     plan = schedule("drope").steps[0]
-    p = record.parameters(launch_type(plan))
+    p = record.parameters(launch_type(plan)).part0
     assert (p.rows, list(p.sizes), list(p.columns)) == (30, [2, 5, 3], [64])
-    at = {(a.arg, len(a.offsets)): p.tensors[i] for i, a in enumerate(plan.accesses)}
+    at = {(a.arg, len(a.offsets)): p.tensors[i] for i, a in enumerate(plan.parts[0].accesses)}
     first, second = at["dq", 0], at["dq", 1]
     assert list(first.level)[:3] == [h * t * 128, 128, t * 128]
     assert (first.data, second.data - first.data, first.column, first.vector) == (dq.data_ptr(), 128, 1, 1)
@@ -133,23 +137,52 @@ def test_sums_over_rows_have_a_fixed_number_of_blocks() -> None:
         assert [c["grid"] for c in row] == ([[blocks, 1, 1]] if rows else [])
         assert (finish["kernel"], finish["grid"]) == ("drms_norm_finish_column", [128, 1, 1])
         f = record.parameters(harness.finish_type(1, 1), len(row))
-        assert (f.length, f.count, f.operands[0].data) == (4096, blocks, WORKSPACE)
+        assert (f.length, f.operands[0].extent, f.operands[0].data) == (4096, blocks, WORKSPACE)
 
 
 def test_partial_results_are_read_where_they_were_left() -> None:
-    """Short rows share blocks, which leave fewer partial results than there is room for: each stays in its place."""
+    """Each in its place, as many as there were blocks."""
     record = started("dlayer_norm")
     rows, width = 100, 64
     args = [zeros(rows, width), zeros(rows, width), zeros(width), *(zeros(rows, dtype=F32) for _ in range(2))]
     args += [zeros(rows, width), zeros(width, dtype=F32), zeros(width, dtype=F32)]
     assert record.run(args, workspace=WORKSPACE) == 0, record.error
     plan = schedule("dlayer_norm").steps[0]
-    p = record.parameters(launch_type(plan), 0)
-    written = [p.tensors[i].data for i, access in enumerate(plan.accesses) if access.arg is None]
+    p = record.parameters(launch_type(plan), 0).part0
+    written = [p.tensors[i].data for i, access in enumerate(plan.parts[0].accesses) if access.slot is not None]
     f = record.parameters(harness.finish_type(2, 2), 1)
     assert [f.operands[i].data for i in range(2)] == written
     assert len(set(written)) == 2
-    assert f.count == launches(record)[0]["grid"][0] < rows
+    assert f.operands[0].extent == launches(record)[0]["grid"][0] == p.blocks
+
+
+def test_parts_of_a_kernel_share_a_launch() -> None:
+    """Heads of q beside those of k and v: blocks for each, partials for each head of a row, and one finish kernel."""
+    record = started("dqkv")
+    b, t, hq, hk, d = 2, 5, 32, 8, 128
+    heads = [zeros(b, h, t, d) for h in (hq, hk, hk)]
+    z, d_acc = zeros(b * t, (hq + 2 * hk) * d), zeros(b * t, (hq + 2 * hk) * d)
+    args = [*heads, z, zeros(b * t, dtype=F32), zeros(b * t, dtype=torch.int32), *_tables(9)]
+    assert record.run([*args, d_acc, zeros(b * t, dtype=F32)], workspace=WORKSPACE) == 0, record.error
+    (row, finish), plan = launches(record), schedule("dqkv").steps[0]
+    assert finish["kernel"] == "dqkv_finish_row"
+    p = record.parameters(launch_type(plan))
+    assert (p.part0.rows, p.part1.rows, p.part0.threads, p.part1.threads) == (b * t * hq, b * t * hk, 8, 8)
+    assert (row["grid"], row["block"]) == ([p.part0.blocks + p.part1.blocks, 1, 1], [256, 1, 1])
+    written = {x.data - d_acc.data_ptr() for i in range(2) for x in _written(plan.parts[i], getattr(p, f"part{i}"))}
+    heads_begin = (0, 2 * hq * d, 2 * (hq + hk) * d)
+    assert written == {first + half for first in heads_begin for half in (0, d)}
+    left = [(getattr(p, f"part{i}").tensors[k].data, (hq, hk)[i]) for i, part in enumerate(plan.parts)
+            for k, access in enumerate(part.accesses) if access.slot is not None]  # fmt: skip
+    f = record.parameters(harness.finish_type(len(left) + 1, 1), 1)
+    found = [f.operands[i] for i in range(len(left))]
+    assert sorted((o.data, o.extent) for o in found) == sorted(left)
+    assert f.length == b * t
+
+
+def _written(part: RowPart, p: Any) -> list[Any]:
+    """Where the halves of its first heads' gradients go."""
+    return [p.tensors[w.access] for w in part.writings if part.accesses[w.access].arg == "d_acc"]
 
 
 def test_a_map_cuts_long_rows_into_parts() -> None:
@@ -158,7 +191,8 @@ def test_a_map_cuts_long_rows_into_parts() -> None:
     for width, kernel, parts in ((2048, "1", 1), (2056, "2", 1), (40000, "2", 10), (40001, "any", 20)):
         record.reset()
         assert record.run([zeros(4, width, dtype=F32), zeros(4, width)]) == 0, record.error
-        assert shapes(record) == [(f"scaled_map_{kernel}", [4, parts, 1], [256, 1, 1])]
+        assert shapes(record) == [(f"scaled_map_{kernel}", [4 * parts, 1, 1], [256, 1, 1])]
+        assert record.parameters(launch_type(schedule("scaled").steps[0])).part0.chunks == parts
 
 
 def test_rows_in_place() -> None:

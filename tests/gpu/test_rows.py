@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import coda
-from coda.frontend import load_path
+from coda.frontend import load, load_path
 from coda.runtime.binding import bind, shapes_of
 from coda.runtime.compare import compare
 from coda.runtime.inputs import poisoned_outputs, random_inputs
@@ -20,6 +20,23 @@ ROWS = (1, 4, 7, 128, 4099)
 # One thread to 512, one octet to four, whole octets and not; behind 16384 columns rows are read again.
 WIDTHS = (1, 7, 8, 64, 100, 128, 520, 2048, 2056, 4096, 4104, 8192, 11008, 16384)
 LONG = (16392, 32000, 128256)
+SETS = """
+program axis_kept(x: bf16[B, T, D]) {
+    return s = sum(x, T): f32, m = mean(x, (T D)): bf16, z = 2 * x: f16
+}
+program bias_of_heads(x: bf16[B, H, T, d=128], c: f32[T, f=64], inout b: f32[(H d)]) {
+    y = rope_half(x, c, c)
+    b += sum(y, (B T))
+    return y: f32, g = sum(y, (B T H)): bf16
+}
+program head_sums(x: bf16[M, (H d=96)], g: f32[d]) {
+    y = g * x * rsqrt(mean(x * x, d))
+    return y: bf16, s = sum(y * y, (H d)) / size(M): f32, t = sum(y, (M H d)): f32
+}
+program two_sets(x: bf16[M, N], y: bf16[M, K]) {
+    return z = 2 * x: f32, w = silu(y): bf16, r = mean(x, N) + max(y, K): f32
+}
+"""
 HEADS = ((1, 1, 1), (2, 3, 5), (3, 8, 129), (4, 32, 2048))
 _compiled: dict[str, coda.CompiledProgram] = {}
 
@@ -27,7 +44,8 @@ _compiled: dict[str, coda.CompiledProgram] = {}
 def compiled(name: str) -> coda.CompiledProgram:
     """Strict, so that a test cannot pass on a fallback."""
     if name not in _compiled:
-        (program,) = load_path(EXAMPLES / f"{name}.coda").programs.values()
+        path = EXAMPLES / f"{name}.coda"
+        program = next(iter(load_path(path).programs.values())) if path.exists() else load(SETS).programs[name]
         _compiled[name] = coda.compile(program, fallback="strict")
     return _compiled[name]
 
@@ -74,10 +92,19 @@ def test_rows_that_are_read_again(name: str, width: int) -> None:
 
 
 @pytest.mark.parametrize("shape", HEADS)
-@pytest.mark.parametrize("name", ["drope", "dqk_norm"])
+@pytest.mark.parametrize("name", ["drope", "dqk_norm", "dqkv"])
 def test_heads_behind_attention(name: str, shape: tuple[int, int, int]) -> None:
-    b, h, t = shape
-    check(name, {"B": b, "H": h, "T": t, "P": 4096})
+    sizes = dict(zip("BHT", shape, strict=True)) | {"P": 4096}
+    check(name, {a.name: sizes[a.name] for a in compiled(name).program.free_axes})
+
+
+@pytest.mark.parametrize("rows", [1, 5, 64, 3000])
+@pytest.mark.parametrize("name", ["axis_kept", "bias_of_heads", "head_sums", "two_sets"])
+def test_sums_over_some_rows(name: str, rows: int) -> None:
+    """Of parts of one launch, of blocks that keep to one step of a loop, of the heads of a row."""
+    for width in (8, 100, 1024):
+        sizes = {"B": 3, "T": rows, "H": 4, "M": rows, "D": width, "N": width, "K": 3 * width}
+        check(name, {a.name: sizes[a.name] for a in compiled(name).program.free_axes})
 
 
 def test_long_rows_with_sums_over_rows_are_refused() -> None:

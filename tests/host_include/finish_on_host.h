@@ -19,17 +19,18 @@ constexpr int kFinishWidth = 32;
 
 inline void follow_predecessor() {}
 
-template <class R> typename R::State combine_partials(Operand const& slot, int length, int count, int i) {
+template <class R> typename R::State combine_partials(Operand const& slot, int length, int i) {
   typename R::State total = R::identity();
-  for (int c = 0; c < count; ++c)
+  for (int c = 0; c < slot.extent; ++c)
     total = R::combine(total, static_cast<typename R::State const*>(slot.data)[c * length + i]);
   return total;
 }
 
-template <class R> float combine_all(Operand const& slot, int count) { return combine_partials<R>(slot, 1, count, 0); }
+template <class R> float combine_all(Operand const& slot) { return combine_partials<R>(slot, 1, 0); }
 
 template <class D, class T> void store_result(Output const& o, int i, T value) {
-  put(static_cast<D*>(o.data) + i * (o.row + o.column), value);
+  int64_t const inner = o.rows_per_batch;
+  put(static_cast<D*>(o.data) + (inner ? i / inner * o.batch + i % inner * o.row : i * (o.row + o.column)), value);
 }
 
 }  // namespace coda

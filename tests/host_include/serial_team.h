@@ -1,5 +1,5 @@
 // Stands in for the RowTeam of templates/row.h where a host compiler takes a row kernel: one thread is the whole team,
-// and one team the whole grid.
+// and one team each group of rows.
 #pragma once
 #include "row.h"
 
@@ -14,10 +14,19 @@ struct SerialTeam {
   template <class R, int kCount> void join(float (&)[kCount]) const {}
 };
 
-template <class Body, int kOctets, bool kVector = false> void run_rows(typename Body::Launch const& p) {
-  SerialTeam team;
-  typename Body::template Totals<kOctets> totals;
-  for (int row = 0; row < p.rows; ++row)
-    Body::template row<kOctets, kVector>(p, team, coda::Place<Body::Launch::kLevels>(p, row), totals);
-  totals.store(p, team);
+template <class Part, int kOctets, bool kVector = false> void run_rows(typename Part::Launch const& p) {
+  int64_t const of_group = p.groups > 0 ? p.rows / p.groups : 0;
+  for (int group = 0; group < p.groups; ++group) {
+    SerialTeam team;
+    team.block = group;
+    typename Part::template Totals<kOctets> totals;
+    for (int64_t row = group * of_group, end = row + of_group; row < end; ++row)
+      Part::template row<kOctets, kVector>(p, team, coda::Place<Part::Launch::kLevels>(p, row, end), totals);
+    totals.store(p, team);
+  }
+}
+
+template <int kOctets, class Part, class... Others, class Launch> void run_parts(Launch const& p) {
+  run_rows<Part, kOctets>(p.part);
+  if constexpr (sizeof...(Others) > 0) run_parts<kOctets, Others...>(p.others);
 }

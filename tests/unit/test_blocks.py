@@ -12,7 +12,7 @@ from torch import Tensor
 
 from coda.frontend import load_path
 from coda.ir import Program
-from coda.passes import fuse, optimize
+from coda.passes import derive, fuse, optimize
 from coda.passes.partition import assemble
 from coda.passes.simplify import simplify
 from coda.printer import print_program
@@ -22,6 +22,7 @@ from coda.runtime.compare import compare
 from coda.runtime.gradients import random_seeds
 from coda.runtime.inputs import random_inputs
 from coda.runtime.reference import evaluate
+from coda.target.blocks import lower_program
 from tests.gradients import check_gradients, check_text
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -224,6 +225,13 @@ def test_launches(name):
     want = KINDS[name]
     assert forward == want[0]
     assert want[1] in (None, backward)
+
+
+@pytest.mark.parametrize("name", [n for n in MODULES if not n.endswith("_layer")])
+def test_the_backward_is_lowered_whole(name):
+    """Not even one kernel of it is left to the interpreter."""
+    schedule = lower_program(derive(block(name))[0].backward)
+    assert {o.name for o in schedule.program.outputs} == set(derive(block(name))[0].gradients.values())
 
 
 def autograd(name: str, inputs: dict, seeds: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:

@@ -16,11 +16,11 @@ from coda.runtime.inputs import random_inputs
 from coda.runtime.reference import evaluate
 from coda.target.emit_rows import row_source
 from coda.target.rows import lower_rows
-from tests.programs import row_examples
+from tests.programs import behind_attention, row_examples
 from tests.rowmath import HostRows, compile_rows
 from tests.support import program
 
-SIZES = {"B": 2, "T": 3, "H": 2, "M": 5, "P": 7, "N": 6, "K": 3}
+SIZES = {"B": 2, "T": 3, "H": 2, "M": 5, "P": 7, "N": 6, "K": 3, "HQ": 4, "HK": 2}
 
 # More of what the kernels know, by what it is for.
 SPECIAL = {
@@ -42,6 +42,15 @@ SPECIAL = {
     "accumulated": "program p(x: bf16[M, N], inout y: f32[M, N], inout s: f32[N]) { y += x\n s += sum(x, M)\n }",
     "partial_rope": "program p(q: bf16[M, H, d=24], c: f32[M, f=8], s: f32[M, f]) {\n"
     "return rope_half(q, c, s): bf16[M, H, d] }",
+    "axis_kept": "program p(x: bf16[B, T, D]) { return s = sum(x, T): f32, m = mean(x, (T D)): bf16, z = 2 * x: f16 }",
+    "bias_behind_rope": "program p(x: bf16[B, H, T, d=16], c: f32[T, f=8], inout b: f32[(H d)]) {\n"
+    "y = rope_half(x, c, c)\n b += sum(y, (B T))\n return y: f32, g = sum(y, (B T H)): bf16 }",
+    "head_sums": "program p(x: bf16[M, (H d=16)], g: f32[d]) { y = g * x * rsqrt(mean(x * x, d))\n"
+    "return y: bf16, s = sum(y * y, (H d)) / size(M): f32, t = sum(y, (M H d)): f32 }",
+    "two_sets": "program p(x: bf16[M, N], y: bf16[M, K]) { return z = 2 * x: f32, w = silu(y): bf16,\n"
+    "r = mean(x, N) + max(y, K): f32 }",
+    "concatenated": "program p(x: bf16[M, H, d], y: f32[M, P, d]) {\n"
+    "return z = concat(x, 2 * y, G = H | P): bf16[M, (G d)] }",
     "kept_twice": "program p(x: f32[M, N]) { c = x - mean(x, N)\n v = mean(c * c, N)\n"
     "return y = c * rsqrt(v): f32, k = mean(c * c * c * c, N) / (v * v): f32 }",
 }
@@ -51,7 +60,7 @@ def special(name: str) -> Program:
     return program(SPECIAL[name])
 
 
-PROGRAMS = {**row_examples(), **{name: special(name) for name in SPECIAL}}
+PROGRAMS = {**row_examples(), **{name: special(name) for name in SPECIAL}, **behind_attention()}
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +69,8 @@ def compiled() -> dict[str, HostRows]:
 
 
 def sizes_of(p: Program, width: int) -> dict[str, int]:
-    return {a.name: SIZES.get(a.name, width) for a in p.free_axes}
+    counted = {s.name for n in p.nodes() if n.op == "size" for s in n.attr("expr").free_symbols}
+    return {name: SIZES.get(name, width) for name in [*(a.name for a in p.free_axes), *counted]}
 
 
 @pytest.mark.parametrize("width", [1, 8, 24, 37])
@@ -190,8 +200,9 @@ def test_lowering_of_examples(name: str, golden) -> None:
 
 def test_axes_are_one_loop_where_they_lie_in_one_run() -> None:
     plan = lower_rows(program("program p(x: bf16[(B T), (H d)], y: bf16[(B T), (H d)]) { return x + y: bf16 }"))
-    assert [[a.name for a in level] for level in plan.levels] == [["B", "T"]]
-    assert [[a.name for a in space] for space in plan.spaces] == [["H", "d"]]
+    (part,) = plan.parts
+    assert [[a.name for a in level] for level in part.levels] == [["B", "T"]]
+    assert [[a.name for a in space] for space in part.spaces] == [["H", "d"]]
 
 
 def test_a_map_is_a_row_kernel_without_reductions() -> None:
@@ -202,8 +213,8 @@ def test_a_map_is_a_row_kernel_without_reductions() -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("program p(x: f32[B, T, D]) { return sum(x, T): f32 }", "reduces over all rows, or over the columns"),
-        ("program p(x: f32[M, (H d)]) { return x * sum(x, d) + sum(x, (H d)): f32 }", "one set of axes"),
+        ("program p(x: f32[M, (H d)]) { return x * sum(x, d) + sum(x, (H d)): f32 }", "a second kernel"),
+        ("program p(x: f32[B, T, D]) { return s = sum(x, T): f32, r = sum(x, B): f32 }", "keep different rows"),
         ("program p(x: f32[M, N]) { return x - mean(x, M): f32 }", "a second kernel"),
         ("program p(x: i64[M, N]) { return sum(x, N): i64 }", "a reduction of integers"),
         ("program p(x: f32[M, N]) { return logsumexp(x, M): f32 }", "over the rows"),

@@ -4,7 +4,7 @@
 
 namespace dlayer_norm {
 
-struct Body {
+struct Part {
   using Launch = coda::Rows<1, 1, 8>;
   static constexpr int kSlots = 2;  // reductions of a stage
   template <int kOctets> struct Totals {
@@ -79,14 +79,14 @@ struct Body {
 
 }  // namespace dlayer_norm
 
-CODA_ROW_KERNEL(dlayer_norm_row_1, dlayer_norm::Body, 1, true)
-CODA_ROW_KERNEL(dlayer_norm_row_2, dlayer_norm::Body, 2, true)
-CODA_ROW_KERNEL(dlayer_norm_row_any, dlayer_norm::Body, 4, false)
+CODA_ROW_KERNEL(dlayer_norm_row_1, 1, true, dlayer_norm::Part)
+CODA_ROW_KERNEL(dlayer_norm_row_2, 2, true, dlayer_norm::Part)
+CODA_ROW_KERNEL(dlayer_norm_row_any, 4, false, dlayer_norm::Part)
 extern "C" __global__ void __launch_bounds__(512) dlayer_norm_finish_column(__grid_constant__ coda::Finish<2, 2> const p) {
   coda::follow_predecessor();
   int const i = blockIdx.x * coda::kFinishWidth + threadIdx.x;
-  float const total0 = coda::Sum::value(coda::combine_partials<coda::Sum>(p.operands[0], p.length, p.count, i));
-  float const total1 = coda::Sum::value(coda::combine_partials<coda::Sum>(p.operands[1], p.length, p.count, i));
+  float const total0 = coda::Sum::value(coda::combine_partials<coda::Sum>(p.operands[0], p.length, i));
+  float const total1 = coda::Sum::value(coda::combine_partials<coda::Sum>(p.operands[1], p.length, i));
   if (threadIdx.y != 0 || i >= p.length) return;
   coda::store_result<float>(p.outputs[0], i, total0);
   coda::store_result<float>(p.outputs[1], i, total1);

@@ -3,9 +3,9 @@
 
 namespace dqk_norm {
 
-struct Body {
+struct Part {
   using Launch = coda::Rows<3, 1, 12>;
-  static constexpr int kSlots = 2;  // reductions of a stage
+  static constexpr int kSlots = 1;  // reductions of a stage
   template <int kOctets> struct Totals {
     template <class Team> CODA_FN void store(Launch const&, Team&) {}
   };
@@ -29,7 +29,6 @@ struct Body {
     float const r2 = coda::first(coda::line<float>(p.tensors[1], at));
     int64_t const r3 = int64_t(128);
     coda::Sum::State sum0_0 = coda::Sum::identity();
-    coda::Sum::State sum0_1 = coda::Sum::identity();
     coda::for_octets<kOctets>(team, p.columns[0], [&](int i, int n) {
       auto const dq0_ = dq0_held.octet(i, n, p.columns[0]);
       auto const cos_ = cos_held.octet(i, n, p.columns[0]);
@@ -40,7 +39,6 @@ struct Body {
       auto const gamma1_ = coda::read<kVector>(gamma1_line, n, p.columns[0]);
       auto const z1_ = z1_held.octet(i, n, p.columns[0]);
       coda::Two<float> term_sum0_0[4];
-      coda::Two<float> term_sum0_1[4];
       CODA_UNROLL
       for (int j = 0; j < 4; ++j) {
         coda::Two<float> const v4 = dq0_.pair(j) * cos_.pair(j);
@@ -56,22 +54,17 @@ struct Body {
         coda::Two<float> const v14 = v13 * gamma1_.pair(j);
         coda::Two<float> const v15 = z1_.pair(j) * r2;
         coda::Two<float> const v16 = v14 * v15;
-        term_sum0_0[j] = v10;
-        term_sum0_1[j] = v16;
+        coda::Two<float> const v17 = v10 + v16;
+        term_sum0_0[j] = v17;
       }
       coda::accumulate<coda::Sum, kVector>(sum0_0, term_sum0_0, n, p.columns[0]);
-      coda::accumulate<coda::Sum, kVector>(sum0_1, term_sum0_1, n, p.columns[0]);
     });
     team.template begin<coda::Sum>(0, sum0_0);
-    team.template begin<coda::Sum>(1, sum0_1);
     team.wait();
     team.template end<coda::Sum>(0, sum0_0);
-    team.template end<coda::Sum>(1, sum0_1);
     team.next();
-    float const r17 = coda::Sum::value(sum0_0);
-    float const r18 = coda::Sum::value(sum0_1);
-    float const r19 = r17 + r18;
-    float const r20 = coda::div(r19, coda::convert<float>(r3));
+    float const r18 = coda::Sum::value(sum0_0);
+    float const r19 = coda::div(r18, coda::convert<float>(r3));
     coda::for_octets<kOctets>(team, p.columns[0], [&](int i, int n) {
       auto const dq0_ = dq0_held.octet(i, n, p.columns[0]);
       auto const cos_ = cos_held.octet(i, n, p.columns[0]);
@@ -85,27 +78,27 @@ struct Body {
       coda::Octet<coda::bf16> dz1_out;
       CODA_UNROLL
       for (int j = 0; j < 4; ++j) {
-        coda::Two<float> const v21 = dq0_.pair(j) * cos_.pair(j);
-        coda::Two<float> const v22 = -sin_.pair(j);
-        coda::Two<float> const v23 = dq1_.pair(j) * v22;
-        coda::Two<float> const v24 = v21 - v23;
-        coda::Two<float> const v25 = v24 * gamma0_.pair(j);
-        coda::Two<float> const v26 = z0_.pair(j) * r2;
-        coda::Two<float> const v27 = v26 * r20;
-        coda::Two<float> const v28 = v25 - v27;
-        coda::Two<float> const v29 = r2 * v28;
-        uint32_t const w30 = coda::pack<coda::bf16>(v29);
-        coda::Two<float> const v31 = dq1_.pair(j) * cos_.pair(j);
-        coda::Two<float> const v32 = dq0_.pair(j) * v22;
-        coda::Two<float> const v33 = v31 + v32;
-        coda::Two<float> const v34 = v33 * gamma1_.pair(j);
-        coda::Two<float> const v35 = z1_.pair(j) * r2;
-        coda::Two<float> const v36 = v35 * r20;
-        coda::Two<float> const v37 = v34 - v36;
-        coda::Two<float> const v38 = r2 * v37;
-        uint32_t const w39 = coda::pack<coda::bf16>(v38);
-        dz0_out.set(j, w30);
-        dz1_out.set(j, w39);
+        coda::Two<float> const v20 = dq0_.pair(j) * cos_.pair(j);
+        coda::Two<float> const v21 = -sin_.pair(j);
+        coda::Two<float> const v22 = dq1_.pair(j) * v21;
+        coda::Two<float> const v23 = v20 - v22;
+        coda::Two<float> const v24 = v23 * gamma0_.pair(j);
+        coda::Two<float> const v25 = z0_.pair(j) * r2;
+        coda::Two<float> const v26 = v25 * r19;
+        coda::Two<float> const v27 = v24 - v26;
+        coda::Two<float> const v28 = r2 * v27;
+        uint32_t const w29 = coda::pack<coda::bf16>(v28);
+        coda::Two<float> const v30 = dq1_.pair(j) * cos_.pair(j);
+        coda::Two<float> const v31 = dq0_.pair(j) * v21;
+        coda::Two<float> const v32 = v30 + v31;
+        coda::Two<float> const v33 = v32 * gamma1_.pair(j);
+        coda::Two<float> const v34 = z1_.pair(j) * r2;
+        coda::Two<float> const v35 = v34 * r19;
+        coda::Two<float> const v36 = v33 - v35;
+        coda::Two<float> const v37 = r2 * v36;
+        uint32_t const w38 = coda::pack<coda::bf16>(v37);
+        dz0_out.set(j, w29);
+        dz1_out.set(j, w38);
       }
       if (at.active) coda::write<kVector>(coda::line<coda::bf16>(p.tensors[10], at), n, p.columns[0], dz0_out);
       if (at.active) coda::write<kVector>(coda::line<coda::bf16>(p.tensors[11], at), n, p.columns[0], dz1_out);
@@ -115,6 +108,5 @@ struct Body {
 
 }  // namespace dqk_norm
 
-CODA_ROW_KERNEL(dqk_norm_row_1, dqk_norm::Body, 1, true)
-CODA_ROW_KERNEL(dqk_norm_row_2, dqk_norm::Body, 2, true)
-CODA_ROW_KERNEL(dqk_norm_row_any, dqk_norm::Body, 0, false)
+CODA_ROW_KERNEL(dqk_norm_row_1, 1, true, dqk_norm::Part)
+CODA_ROW_KERNEL(dqk_norm_row_any, 0, false, dqk_norm::Part)

@@ -4,7 +4,7 @@
 
 namespace drms_norm {
 
-struct Body {
+struct Part {
   using Launch = coda::Rows<1, 1, 6>;
   static constexpr int kSlots = 1;  // reductions of a stage
   template <int kOctets> struct Totals {
@@ -65,14 +65,14 @@ struct Body {
 
 }  // namespace drms_norm
 
-CODA_ROW_KERNEL(drms_norm_row_1, drms_norm::Body, 1, true)
-CODA_ROW_KERNEL(drms_norm_row_2, drms_norm::Body, 2, true)
-CODA_ROW_KERNEL(drms_norm_row_4, drms_norm::Body, 4, true)
-CODA_ROW_KERNEL(drms_norm_row_any, drms_norm::Body, 4, false)
+CODA_ROW_KERNEL(drms_norm_row_1, 1, true, drms_norm::Part)
+CODA_ROW_KERNEL(drms_norm_row_2, 2, true, drms_norm::Part)
+CODA_ROW_KERNEL(drms_norm_row_4, 4, true, drms_norm::Part)
+CODA_ROW_KERNEL(drms_norm_row_any, 4, false, drms_norm::Part)
 extern "C" __global__ void __launch_bounds__(512) drms_norm_finish_column(__grid_constant__ coda::Finish<1, 1> const p) {
   coda::follow_predecessor();
   int const i = blockIdx.x * coda::kFinishWidth + threadIdx.x;
-  float const total0 = coda::Sum::value(coda::combine_partials<coda::Sum>(p.operands[0], p.length, p.count, i));
+  float const total0 = coda::Sum::value(coda::combine_partials<coda::Sum>(p.operands[0], p.length, i));
   if (threadIdx.y != 0 || i >= p.length) return;
   coda::store_result<float>(p.outputs[0], i, total0);
 }

@@ -3,7 +3,7 @@
 
 namespace drope {
 
-struct Body {
+struct Part {
   using Launch = coda::Rows<3, 1, 7>;
   static constexpr int kSlots = 1;  // reductions of a stage
   template <int kOctets> struct Totals {
@@ -49,6 +49,5 @@ struct Body {
 
 }  // namespace drope
 
-CODA_ROW_KERNEL(drope_map_1, drope::Body, 1, true)
-CODA_ROW_KERNEL(drope_map_2, drope::Body, 2, true)
-CODA_ROW_KERNEL(drope_map_any, drope::Body, 1, false)
+CODA_ROW_KERNEL(drope_map_1, 1, true, drope::Part)
+CODA_ROW_KERNEL(drope_map_any, 1, false, drope::Part)

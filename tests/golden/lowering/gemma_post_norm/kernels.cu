@@ -3,7 +3,7 @@
 
 namespace gemma_post_norm {
 
-struct Body {
+struct Part {
   using Launch = coda::Rows<1, 1, 6>;
   static constexpr int kSlots = 1;  // reductions of a stage
   template <int kOctets> struct Totals {
@@ -83,7 +83,7 @@ struct Body {
 
 }  // namespace gemma_post_norm
 
-CODA_ROW_KERNEL(gemma_post_norm_row_1, gemma_post_norm::Body, 1, true)
-CODA_ROW_KERNEL(gemma_post_norm_row_2, gemma_post_norm::Body, 2, true)
-CODA_ROW_KERNEL(gemma_post_norm_row_4, gemma_post_norm::Body, 4, true)
-CODA_ROW_KERNEL(gemma_post_norm_row_any, gemma_post_norm::Body, 0, false)
+CODA_ROW_KERNEL(gemma_post_norm_row_1, 1, true, gemma_post_norm::Part)
+CODA_ROW_KERNEL(gemma_post_norm_row_2, 2, true, gemma_post_norm::Part)
+CODA_ROW_KERNEL(gemma_post_norm_row_4, 4, true, gemma_post_norm::Part)
+CODA_ROW_KERNEL(gemma_post_norm_row_any, 0, false, gemma_post_norm::Part)

@@ -3,7 +3,7 @@
 
 namespace layer_norm_row {
 
-struct Body {
+struct Part {
   using Launch = coda::Rows<1, 1, 7>;
   static constexpr int kSlots = 1;  // reductions of a stage
   template <int kOctets> struct Totals {
@@ -73,7 +73,7 @@ struct Body {
 
 }  // namespace layer_norm_row
 
-CODA_ROW_KERNEL(layer_norm_row_1, layer_norm_row::Body, 1, true)
-CODA_ROW_KERNEL(layer_norm_row_2, layer_norm_row::Body, 2, true)
-CODA_ROW_KERNEL(layer_norm_row_4, layer_norm_row::Body, 4, true)
-CODA_ROW_KERNEL(layer_norm_row_any, layer_norm_row::Body, 0, false)
+CODA_ROW_KERNEL(layer_norm_row_1, 1, true, layer_norm_row::Part)
+CODA_ROW_KERNEL(layer_norm_row_2, 2, true, layer_norm_row::Part)
+CODA_ROW_KERNEL(layer_norm_row_4, 4, true, layer_norm_row::Part)
+CODA_ROW_KERNEL(layer_norm_row_any, 0, false, layer_norm_row::Part)

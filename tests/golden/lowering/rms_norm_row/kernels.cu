@@ -3,7 +3,7 @@
 
 namespace rms_norm_row {
 
-struct Body {
+struct Part {
   using Launch = coda::Rows<1, 1, 5>;
   static constexpr int kSlots = 1;  // reductions of a stage
   template <int kOctets> struct Totals {
@@ -52,7 +52,7 @@ struct Body {
 
 }  // namespace rms_norm_row
 
-CODA_ROW_KERNEL(rms_norm_row_1, rms_norm_row::Body, 1, true)
-CODA_ROW_KERNEL(rms_norm_row_2, rms_norm_row::Body, 2, true)
-CODA_ROW_KERNEL(rms_norm_row_4, rms_norm_row::Body, 4, true)
-CODA_ROW_KERNEL(rms_norm_row_any, rms_norm_row::Body, 0, false)
+CODA_ROW_KERNEL(rms_norm_row_1, 1, true, rms_norm_row::Part)
+CODA_ROW_KERNEL(rms_norm_row_2, 2, true, rms_norm_row::Part)
+CODA_ROW_KERNEL(rms_norm_row_4, 4, true, rms_norm_row::Part)
+CODA_ROW_KERNEL(rms_norm_row_any, 0, false, rms_norm_row::Part)

@@ -3,7 +3,7 @@
 
 namespace row_statistics {
 
-struct Body {
+struct Part {
   using Launch = coda::Rows<1, 1, 5>;
   static constexpr int kSlots = 2;  // reductions of a stage
   template <int kOctets> struct Totals {
@@ -66,7 +66,7 @@ struct Body {
 
 }  // namespace row_statistics
 
-CODA_ROW_KERNEL(row_statistics_row_1, row_statistics::Body, 1, true)
-CODA_ROW_KERNEL(row_statistics_row_2, row_statistics::Body, 2, true)
-CODA_ROW_KERNEL(row_statistics_row_4, row_statistics::Body, 4, true)
-CODA_ROW_KERNEL(row_statistics_row_any, row_statistics::Body, 0, false)
+CODA_ROW_KERNEL(row_statistics_row_1, 1, true, row_statistics::Part)
+CODA_ROW_KERNEL(row_statistics_row_2, 2, true, row_statistics::Part)
+CODA_ROW_KERNEL(row_statistics_row_4, 4, true, row_statistics::Part)
+CODA_ROW_KERNEL(row_statistics_row_any, 0, false, row_statistics::Part)

@@ -3,7 +3,7 @@
 
 namespace softmax_row {
 
-struct Body {
+struct Part {
   using Launch = coda::Rows<1, 1, 3>;
   static constexpr int kSlots = 1;  // reductions of a stage
   template <int kOctets> struct Totals {
@@ -46,7 +46,7 @@ struct Body {
 
 }  // namespace softmax_row
 
-CODA_ROW_KERNEL(softmax_row_1, softmax_row::Body, 1, true)
-CODA_ROW_KERNEL(softmax_row_2, softmax_row::Body, 2, true)
-CODA_ROW_KERNEL(softmax_row_4, softmax_row::Body, 4, true)
-CODA_ROW_KERNEL(softmax_row_any, softmax_row::Body, 0, false)
+CODA_ROW_KERNEL(softmax_row_1, 1, true, softmax_row::Part)
+CODA_ROW_KERNEL(softmax_row_2, 2, true, softmax_row::Part)
+CODA_ROW_KERNEL(softmax_row_4, 4, true, softmax_row::Part)
+CODA_ROW_KERNEL(softmax_row_any, 0, false, softmax_row::Part)
