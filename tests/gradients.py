@@ -41,7 +41,8 @@ def check_gradients(
     backward = differentiate(program, wrt, **options)
     check_text(backward.forward)
     check_text(backward.backward)
-    assert backward.forward.outputs[: len(program.outputs)] == program.outputs
+    if not any(note.rule == "steady" for note in backward.notes):  # which adds a rounding
+        assert backward.forward.outputs[: len(program.outputs)] == program.outputs
     inputs = random_inputs(program, sizes, seed) if inputs is None else inputs
     sizes = bind(program, shapes_of(inputs), sizes)
     seeds = random_seeds(program, backward.backward, sizes, seed + 1)

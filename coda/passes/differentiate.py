@@ -34,6 +34,7 @@ from coda.passes.labels import Note
 from coda.passes.naming import Fresh, taken_names
 from coda.passes.save import keep_for
 from coda.passes.simplify import simplify
+from coda.passes.steady import round_early
 
 MEMORY = ("fast", "low")
 _PASSES_ON = {"cast", "default", "layout", "partial"}
@@ -97,6 +98,10 @@ def differentiate(
     inouts = [Param(o.name, o.type, inout=True) for o in outputs if o.into]
     gradient_program = simplify(Program.of(f"{program.name}_backward", (), outputs, dict(program.names) | sweep.names))
     kept = keep_for(program, gradient_program, memory)
+    if kept.unsteady:
+        steady, notes = round_early(program, kept.unsteady)
+        again = differentiate(steady, wrt, of=of, memory=memory, accumulate=accumulate)
+        return replace(again, notes=(*notes, *again.notes))
     params = [*kept.params, *(s for s in seeds if kept.reads(s.name)), *inouts]
     backward = simplify(Program.of(gradient_program.name, params, kept.outputs, kept.names))
     chunk = chunk_axis(kept.forward) if memory == "low" else None

@@ -9,7 +9,8 @@ kept before all else: computed again it would have to be written again.
 
 Parameters and outputs of the program cost nothing: they are there. A value of which an output is the rounding (``z``
 and the ``bf16`` it is returned as) is read from that output. A kept value is stored in the dtype of the matrices around
-it, a statistic in f32: label ``algebraic (rounding moved)``, unless the program itself rounds there.
+it, a statistic in f32: label ``algebraic (rounding moved)``, unless the program itself rounds there. Where that would
+spoil an exponential, the forward has to round it before (``steady.py``).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from coda.ops import OPS, build
 from coda.passes.labels import BITWISE, Label, Note, note
 from coda.passes.mincut import vertex_cut
 from coda.passes.naming import Fresh, taken_names
+from coda.passes.steady import unsteady
 
 _LEAVES = {"input", "const", "index", "size"}
 _STEMS = {"dot": "acc", "rsqrt": "r", "reduce_mean": "mean", "reduce_logsumexp": "lse", "reduce_max": "top"}
@@ -39,6 +41,7 @@ class Kept:
     outputs: tuple[Output, ...]
     names: dict[Node, str]
     notes: tuple[Note, ...]
+    unsteady: tuple[Node, ...]  # of the program: see steady.py
 
     def reads(self, name: str) -> bool:
         return any(n.op == "input" and n.attr("name") == name for n in topological(o.value for o in self.outputs))
@@ -61,7 +64,8 @@ def keep_for(program: Program, gradients: Program, memory: str) -> Kept:
     saved = [o for o in dict.fromkeys(there.values()) if o.name in read]
     params = [p for p in program.params if p.name in read] + [Param(o.name, o.type) for o in saved]
     names = {new[node]: name for node, name in gradients.names if node in new}
-    return Kept(forward, tuple(params), tuple(o.name for o in saved), results, names, notes)
+    open_ = unsteady(gradients, {n for n in there if is_statistic(n)}, there)
+    return Kept(forward, tuple(params), tuple(o.name for o in saved), results, names, notes, open_)
 
 
 def _called(program: Program, gradients: Program, there: dict[Node, Output]) -> list[Node]:

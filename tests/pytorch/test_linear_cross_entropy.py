@@ -99,6 +99,23 @@ def test_value_and_every_gradient(name: str, reduction: str, dtype: torch.dtype,
     assert all(torch.equal(tensors[n], x) for n, x in before.items())
 
 
+@pytest.mark.parametrize("memory", MODES)
+def test_gradients_of_predictions_that_are_right(memory: str) -> None:
+    """Where the label's probability is nearly 1 its gradient is a small difference: the log-sum-exp and the logit in it
+    must have the same rounding."""
+    torch.manual_seed(0)
+    w = torch.randn(V, K)
+    target = torch.arange(M)
+    x = 20 * torch.nn.functional.normalize(w[:M])
+    tensors = {"x": x.bfloat16(), "weight": torch.nn.functional.normalize(w).bfloat16()}
+    got = differentiated(lambda t: linear_cross_entropy(t["x"], t["weight"], target, memory=memory), tensors)
+    eager = differentiated(lambda t: by_torch(t, target, "mean"), tensors)
+    exact = differentiated(lambda t: by_torch(t, target, "mean"), tensors, torch.float64)
+    assert exact[0] < 0.05
+    for mine, torchs, want in zip(got, eager, exact, strict=True):
+        assert (mine.double() - want).norm() <= 2 * (torchs.double() - want).norm()
+
+
 @pytest.mark.parametrize("options", [{}, {"label_smoothing": 0.1}, {"z_loss": 0.01}])
 def test_h2_all_labels_ignored(options: dict) -> None:
     """The mean of nothing is NaN, as torch gives it; none of it reaches a gradient."""
