@@ -40,6 +40,7 @@ class Options:
     derived: bool = False
     chunk: str | None = None
     fallback: str = "copy"
+    tune: bool = False
     version: str = __version__
 
     def text(self) -> str:

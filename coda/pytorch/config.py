@@ -15,7 +15,6 @@ CHOICES = {
 }
 
 LATER = {
-    "tune": "kernels are chosen by size",
     "fuse_loss": "coda.nn.functional.linear_cross_entropy is a loss that stores no logits",
 }
 
@@ -26,7 +25,9 @@ class Config:
     copy an operand that a kernel cannot read in place, "strict" raises. ``fallback``: what becomes of a product that is
     not fused, "inductor", or "error" to be told. ``verbose``: print the report. ``inductor=False``: run what is not
     fused by AOT autograd alone. ``kernels``: fuse only what becomes kernels, also where the operands are on a CPU.
-    ``tune``: measure variants of kernels; ``fuse_loss``: let a cross entropy join the product before it (both later).
+    ``tune``: measure each kernel at the first sizes it meets on a GPU, beside separate kernels (``coda.tuning``), which
+    takes minutes; what was measured before is used in any case. ``fuse_loss``: let a cross entropy join the product
+    before it (later).
     """
 
     numerics: str = "fused"

@@ -28,21 +28,31 @@ MERGED = {"K": MAX_TERMS, "N": 16}  # the products that one kernel takes, by kin
 
 
 def execute(
-    program: Program, inputs: Mapping[str, Tensor], sizes: Mapping[str, int], layout: str, chunk: str | None = None
+    program: Program,
+    inputs: Mapping[str, Tensor],
+    sizes: Mapping[str, int],
+    layout: str,
+    chunk: str | None = None,
+    tune: bool = False,
 ) -> dict[str, Tensor]:
     """The outputs by name, each with the shape of its type."""
     if not any(x.is_cuda for x in inputs.values()):
         with torch._C._DisableAutocast():  # the program says its dtypes
             return evaluate_sized(program, inputs, sizes)
-    return run_steps(program, inputs, sizes, layout, chunk)
+    return run_steps(program, inputs, sizes, layout, chunk, tune)
 
 
 def run_steps(
-    program: Program, inputs: Mapping[str, Tensor], sizes: Mapping[str, int], layout: str, chunk: str | None = None
+    program: Program,
+    inputs: Mapping[str, Tensor],
+    sizes: Mapping[str, int],
+    layout: str,
+    chunk: str | None = None,
+    tune: bool = False,
 ) -> dict[str, Tensor]:
     """The outputs by name, kernel by kernel."""
     tensors = dict(inputs)
-    for step in steps(program, layout, chunk):
+    for step in steps(program, layout, chunk, tune):
         tensors |= step.run({p.name: tensors[p.name] for p in step.program.params}, sizes)
     return {o.name: tensors[o.name] for o in program.outputs}
 
@@ -50,9 +60,11 @@ def run_steps(
 class Step:
     """A program that is an artifact, or runs in the interpreter for a reason."""
 
-    def __init__(self, program: Program, layout: str, reason: str | None, chunk: str | None = None):
+    def __init__(self, program: Program, layout: str, reason: str | None, chunk: str | None = None, tune: bool = False):
         self.program, self.reason = program, reason
-        self.compiled: CompiledProgram | None = None if reason else compile(program, fallback=layout, chunk=chunk)
+        self.compiled: CompiledProgram | None = None
+        if not reason:
+            self.compiled = compile(program, fallback=layout, chunk=chunk, tune=tune or "cached")
         self.symbols = {s.name for a in program.axes for s in a.size.free_symbols}
 
     def run(self, inputs: Mapping[str, Tensor], sizes: Mapping[str, int]) -> dict[str, Tensor]:
@@ -70,18 +82,22 @@ def _opened(x: Tensor, type_: Type, sizes: Mapping[str, int]) -> Tensor:
     return x.reshape([evaluate_size(a.size, sizes) for a in type_.axes])
 
 
-@cache
-def steps(program: Program, layout: str, chunk: str | None = None) -> tuple[Step, ...]:
+def steps(program: Program, layout: str, chunk: str | None = None, tune: bool = False) -> tuple[Step, ...]:
     """What a program runs as, in order."""
+    return _steps(program, layout, chunk, tune)
+
+
+@cache
+def _steps(program: Program, layout: str, chunk: str | None, tune: bool) -> tuple[Step, ...]:
     if chunk is not None and _is_lowered_in_chunks(program, chunk):
-        return (Step(program, layout, None, chunk),)
+        return (Step(program, layout, None, chunk, tune),)
     if (reason := refusal(program, whole=True)) is None:
-        return (Step(program, layout, None),)
+        return (Step(program, layout, None, tune=tune),)
     try:
         parts = joined_finishes(partition(program, MERGED).kernels)
     except CodaError:
         return (Step(program, layout, reason),)
-    return tuple(Step(part, layout, refusal(part)) for part in parts)
+    return tuple(Step(part, layout, refusal(part), tune=tune) for part in parts)
 
 
 def unlowered_product(program: Program, layout: str) -> str | None:

@@ -28,7 +28,7 @@ def run_block(tensors: Sequence[Tensor], sizes: Sequence[int], program: str, opt
     it = block(program, options)
     known = it.named_sizes(sizes)
     inputs = {p.name: x.reshape(type_shape(p.type, known)) for p, x in zip(it.forward.params, tensors, strict=True)}
-    results = execute(it.forward, inputs, known, it.options.fallback, it.options.chunk)
+    results = execute(it.forward, inputs, known, it.options.fallback, it.options.chunk, it.options.tune)
     return [results[o.name].view(it.shape(o, known)) for o in it.forward.outputs]
 
 

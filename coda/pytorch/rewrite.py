@@ -124,6 +124,7 @@ def _translated(graph: fx.Graph, region: Region, config: Config, differentiable:
     wrt = tuple(p.name for p, n in zip(made.program.params, made.tensors, strict=False) if n in differentiable)
     options = Options(
         sizes=tuple(made.sizes), wrt=wrt, numerics=config.numerics, fallback=config.layout_fallback,
+        tune=config.tune,
         shapes={r.name: r.dims for r in made.results},
     )  # fmt: skip
     text = print_program(made.program)

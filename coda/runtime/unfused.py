@@ -38,7 +38,7 @@ class Unfused:
         tensors = {n: x for n, x in inputs.items() if isinstance(x, Tensor)}
         scalars = {n: x for n, x in inputs.items() if not isinstance(x, Tensor)}
         key = (tuple((n, x.dtype, x.shape, x.stride(), x.device) for n, x in tensors.items()), *scalars.items())
-        with torch.no_grad():
+        with torch.no_grad(), torch._C._DisableAutocast():  # the program says its dtypes
             known = self._compiled.get(key)
             function = self._made(key, tensors, scalars, sizes) if known is None else known
             return dict(zip((o.name for o in self.program.outputs), function(*tensors.values()), strict=True))

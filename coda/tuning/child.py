@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 PATIENCE = 120.0  # seconds that a candidate may take to be checked
 LONGER = 5  # times that for everything else: the float64 products, Inductor
+_GPU = threading.Lock()
 TIMING = "timing"  # the name under which all of them run at once
 Say = Callable[[str], None]
 
@@ -55,8 +56,13 @@ class Outcome:
 
 
 def measure(job: Job, say: Say, command: Sequence[str] = (), patience: float = PATIENCE) -> Outcome:
-    """Check and time the candidates, in as many processes as it takes. Raises CodaError where none is left, or where
-    the process dies while all are timed."""
+    """Check and time the candidates, in as many processes as it takes, but one at a time: threads that tune must not
+    disturb each other. Raises CodaError where none is left, or where the process dies while all are timed."""
+    with _GPU:
+        return _measure(job, say, command, patience)
+
+
+def _measure(job: Job, say: Say, command: Sequence[str], patience: float) -> Outcome:
     outcome = Outcome()
     passed: list[str] = []
     while not outcome.timings:

@@ -112,10 +112,22 @@ def test_f9_unknown_options_are_errors():
         compiled(model, numerics="fast")(torch.randn(2, 4))
 
 
-@pytest.mark.parametrize("name", ["tune", "fuse_loss"])
-def test_f9_options_of_a_later_release_are_errors(name):
-    with pytest.raises(Exception, match=f"{name}=True of backend 'coda' comes in a later release"):
-        compiled(nn.Linear(4, 4), **{name: True})(torch.randn(2, 4))
+def test_f9_options_of_a_later_release_are_errors():
+    with pytest.raises(Exception, match="fuse_loss=True of backend 'coda' comes in a later release"):
+        compiled(nn.Linear(4, 4), fuse_loss=True)(torch.randn(2, 4))
+
+
+def test_tune_is_how_the_kernels_of_a_graph_are_compiled(reports):
+    from coda.pytorch.block import block
+    from coda.pytorch.execute import steps
+
+    for tune, mode in ((True, True), (False, "cached")):
+        model = nn.Sequential(nn.Linear(16, 32), nn.GELU()).bfloat16()
+        compiled(model, tune=tune)(torch.randn(3, 16).bfloat16())
+        it = block(reports[-1].texts[0], reports[-1].options[0])
+        assert it.options.tune is tune
+        (step,) = steps(it.forward, "copy", tune=tune)
+        assert step.compiled.measured.mode == mode
 
 
 def test_fallback_error_names_what_is_not_fused():
