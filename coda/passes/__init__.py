@@ -14,7 +14,7 @@
 
 A pass is a pure function from a program to a program, or to a program and notes: what it did, with a label, or why it
 did nothing (labels.py). ``prove.py`` shows that a rewrite is an identity over the reals. eager.py rounds as eager
-PyTorch does, lanes.py unrolls lane axes for the lowering.
+PyTorch does, lanes.py unrolls lane axes for the lowering. bare.py gives up the epilogue of a product.
 """
 
 from __future__ import annotations
@@ -93,12 +93,13 @@ def fuse(
     *,
     numerics: str = "fused",
     most: Mapping[str, int] = MOST,
+    bare: Collection[int] = (),
     **options: Any,
 ) -> Block:
     """The kernels of a block program. ``wrt`` names the parameters that want gradients, None all that can have one;
-    with no name there is no backward. ``most``: see ``merge.py``."""
+    with no name there is no backward. ``most``: see ``merge.py``; ``bare``, of the forward: see ``partition.py``."""
     if wrt is not None and not wrt:
         forward, notes = optimize(program, numerics)
-        return Block(program, partition(forward, most), None, None, notes)
+        return Block(program, partition(forward, most, bare), None, None, notes)
     gradients, notes = derive(program, wrt, numerics=numerics, **options)
     return Block(program, partition(gradients.forward, most), partition(gradients.backward, most), gradients, notes)

@@ -9,12 +9,13 @@ whose epilogue computes it while the tile is in registers. Two things need more 
   kernel of an odd stage, or of stage 0, which depends on no product, owns whole rows: no row statistic is late there.
   So a row statistic that such a kernel reads is left to it, also where others read it as well.
 
-An opaque call is a group as well, with nothing in its stage but its results: what reads them comes behind.
+An opaque call is a group as well, with nothing in its stage but its results: what reads them comes behind. So does what
+reads a *bare* product, whose kernel stores it and no more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import sympy
@@ -33,6 +34,7 @@ class Schedule:
 
     program: Program
     groups: Sequence[Group]
+    bare: Collection[Node] = ()  # products, or their roundings
     stage: dict[Node, int] = field(default_factory=dict)
     late: set[Node] = field(default_factory=set)
     left_to_rows: set[Node] = field(default_factory=set)
@@ -67,7 +69,7 @@ class Schedule:
 
     def place(self, node: Node) -> int:
         """The stage of a value that is no product; notes whether it is late."""
-        stage = max((self.stage[a] + (a.op == "call") for a in node.args), default=0)
+        stage = max((self.stage[a] + (a.op == "call" or a in self.bare) for a in node.args), default=0)
         waiting = [a for a in node.args if a in self.late and self.stage[a] == stage]
         if waiting and any(node.type.names <= a.type.names for a in waiting):
             self.late.add(node)

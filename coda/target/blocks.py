@@ -6,15 +6,18 @@ its own, which are lowered one by one; a finish kernel joins the kernel whose pa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from coda.errors import CodaError
 from coda.ir import Node, Output, Program, substitute
 from coda.ops import build
 from coda.passes import fuse
-from coda.passes.labels import Note
+from coda.passes.bare import LABEL as BARE
+from coda.passes.bare import products
+from coda.passes.labels import Note, note
 from coda.passes.partition import Kernel as Part
+from coda.passes.partition import Partition
 from coda.passes.segments import has_calls
 from coda.target.lower import lower, program_args
 from coda.target.product import MAX_TERMS
@@ -52,18 +55,47 @@ def lower_noting(program: Program, numerics: str = "fused") -> Lowered:
         return Lowered(Schedule.of(lower_kernel(program)), (program,))
     except CodaError as one:
         refusals = [one]
-    for most in MERGES:
-        try:
-            block = fuse(program, numerics=numerics, most=most)
-            parts = joined_finishes(block.forward.kernels)
-            if len(parts) > 1:
-                steps = [lower_kernel(part) for part in parts]
-                schedule = schedule_steps(block.forward.program, program_args(block.forward.program), steps)
-                return Lowered(schedule, tuple(parts), (*block.notes, *block.forward.notes))
-        except CodaError as error:
-            error.source = error.source or refusals[0].source
-            refusals.append(error)
-    raise refusals[min(1, len(refusals) - 1)]
+    for give_up in (False, True):  # epilogues that cannot be lowered
+        for most in MERGES:
+            try:
+                return _lower_block(program, numerics, most, give_up)
+            except CodaError as error:
+                error.source = error.source or refusals[0].source
+                refusals.append(error)
+    raise refusals[1]
+
+
+def _lower_block(program: Program, numerics: str, most: Mapping[str, int], give_up: bool) -> Lowered:
+    """The kernels with these merges. With ``give_up`` what cannot be lowered behind a product is a kernel of its own."""
+    bare: dict[int, Note] = {}
+    while True:
+        block = fuse(program, numerics=numerics, most=most, bare=bare)
+        cut = block.forward
+        kernels = {k.name: k for k in cut.kernels}
+        parts = joined_finishes(cut.kernels)
+        steps: list[Kernel] = []
+        for part in parts:
+            try:
+                steps.append(lower_kernel(part))
+            except CodaError as error:
+                more = _stored_plainly(cut, kernels[part.name], bare, error) if give_up else {}
+                if not more:
+                    raise
+                bare |= more
+                break
+        if len(steps) == len(parts):
+            schedule = schedule_steps(cut.program, program_args(cut.program), steps)
+            return Lowered(schedule, tuple(parts), (*block.notes, *cut.notes, *bare.values()))
+
+
+def _stored_plainly(cut: Partition, kernel: Part, bare: Mapping[int, Note], reason: CodaError) -> dict[int, Note]:
+    """The products of a kernel whose epilogue could not be lowered, by number, each with the sentence why."""
+    if kernel.kind != "gemm" or kernel.group is None:
+        return {}
+    message = reason.diagnostics[0].message
+    numbers = [i for i, dot in enumerate(products(cut.program)) if dot in kernel.group.dots and i not in bare]
+    return {i: note("bare", f"what is behind a product is a kernel of its own: {message}", BARE, kernel.group.dots[0])
+            for i in numbers}  # fmt: skip
 
 
 def lower_kernel(program: Program) -> Kernel:

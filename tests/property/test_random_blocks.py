@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -12,6 +14,7 @@ from coda.frontend import expression
 from coda.ir import Axis, Node, Output, Param, Program, Type
 from coda.ops import build
 from coda.passes import optimize
+from coda.passes.bare import products
 from coda.passes.differentiate import differentiate
 from coda.passes.partition import assemble, partition
 from coda.passes.simplify import simplify
@@ -83,16 +86,26 @@ def random_block(draw) -> Program:
     return Program.of("block", [p for p in builder.params if p.name in read], outputs)
 
 
-def is_partitioned(p: Program, seed: int) -> None:
-    parts = partition(p)
+def is_partitioned(p: Program, seed: int, bare: Collection[int] = ()) -> None:
+    """Kernels are programs that make up the program again and give its bits; bare products are rounded."""
+    parts = partition(p, bare=bare)
     for kernel in parts.kernels:
         check_text(kernel.program)
     assert simplify(assemble(parts)) == simplify(parts.program)
     needed = {s.name for a in p.axes for s in a.size.free_symbols}
     sizes = {n: s for n, s in SIZES.items() if n in needed}
     inputs = random_inputs(p, sizes, seed)
-    got, want = (f(x, inputs, dims=sizes) for f, x in ((evaluate_partition, parts), (evaluate, p)))
+    whole = parts.program if bare else p
+    got, want = (f(x, inputs, dims=sizes) for f, x in ((evaluate_partition, parts), (evaluate, whole)))
     assert all(same(got[n], want[n]) for n in want)
+
+
+@settings(max_examples=30, deadline=None)
+@given(random_block(), st.data())
+def test_any_products_may_be_stored_as_they_are(p, data):
+    dots = len(products(p))
+    bare = data.draw(st.sets(st.integers(0, dots - 1)), label="bare") if dots else set()
+    is_partitioned(p, 0, bare=bare)
 
 
 def has_gradient(p: Program) -> bool:
