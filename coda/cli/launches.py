@@ -182,7 +182,9 @@ class _Step:
     def partials(self, reduction: Node) -> Size:
         rows = dim_size(self.step.rows)
         if isinstance(self.step, RowPlan):
-            return sympy.Min(rows, TOTAL_BLOCKS)
+            over = [a for part in self.step.parts for a in part.rows if a.name in reduction.attr("axes")]
+            kept = {a.name for part in self.step.parts for a in part.rows} & reduction.type.names
+            return dim_size(tuple(dict.fromkeys(over))) if kept else sympy.Min(rows, TOTAL_BLOCKS)
         if set(reduction.attr("axes")) & {a.name for a in self.step.rows}:
             return sympy.ceiling(rows / BAND)
         return sympy.ceiling(dim_size(self.step.columns) / Variant(self.step, self.tile, "").columns)
