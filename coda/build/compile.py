@@ -6,8 +6,10 @@ line that names the log.
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -31,6 +33,7 @@ LINK_FLAGS = (
 )  # fmt: skip
 _FATAL = re.compile(r"\((C7504|C7508|C7510)\)[^\n]*")
 
+_CORES = threading.BoundedSemaphore(len(os.sched_getaffinity(0)))  # of all builds of a process together
 CUBIN = "device.cubin"
 _EMBEDDED = """\
     .balign 16
@@ -71,8 +74,9 @@ def compile_unit(folder: Path, file: str, tools: Toolchain, arch: str, say: Prog
         str(tools.nvcc), *DEVICE_FLAGS, *arch_flags(arch), "-ccbin", str(tools.cxx), f"-I{templates_dir()}",
         f"-I{tools.cutlass_include}", "-o", CUBIN, file,
     ]  # fmt: skip
-    start = time.monotonic()
-    output = log.run(command, folder, "the device code")
+    with _CORES:
+        start = time.monotonic()
+        output = log.run(command, folder, "the device code")
     seconds = time.monotonic() - start
     fatal = _FATAL.search(output)
     if fatal:

@@ -18,6 +18,7 @@ from torch import Tensor, fx
 from coda.errors import CodaError
 from coda.pytorch.config import Config
 from coda.pytorch.graph import capture
+from coda.pytorch.prebuild import prebuild
 from coda.pytorch.report import Report
 from coda.pytorch.rewrite import rewrite
 
@@ -33,7 +34,9 @@ def coda(
         report = Report.refused(gm, reason)
     else:
         gm = capture(gm)
-        report = Report.of(gm, rewrite(gm, config, torch.is_grad_enabled()))
+        rewritten = rewrite(gm, config, torch.is_grad_enabled())
+        prebuild(rewritten.fused)
+        report = Report.of(gm, rewritten)
     report.publish(config.verbose)
     if config.fallback == "error" and report.unfused:
         raise CodaError.of(f"not fused: {report.unfused[0]}", "fallback='inductor' leaves it to Inductor")

@@ -71,13 +71,13 @@ class Step:
         if self.compiled is None:
             return evaluate_sized(self.program, inputs, sizes)
         self.compiled.dims = {n: s for n, s in sizes.items() if n in self.symbols}
-        result = self.compiled(**{p.name: _opened(inputs[p.name], p.type, sizes) for p in self.program.params})
+        result = self.compiled(**{p.name: opened(inputs[p.name], p.type, sizes) for p in self.program.params})
         results = result if isinstance(result, tuple) else (result,)
         named = zip(self.program.outputs, results, strict=True)
         return {o.name: x.reshape(type_shape(o.type, sizes)) for o, x in named}
 
 
-def _opened(x: Tensor, type_: Type, sizes: Mapping[str, int]) -> Tensor:
+def opened(x: Tensor, type_: Type, sizes: Mapping[str, int]) -> Tensor:
     """A tensor with a dim for each axis: 2 x 6 rows and 3 x 4 rows are different calls."""
     return x.reshape([evaluate_size(a.size, sizes) for a in type_.axes])
 

@@ -123,7 +123,7 @@ class CompiledProgram:
         if repeat is None:
             return None
         try:
-            outputs = repeat.run(list(with_defaults(self.program, values).values()), partial(launch, self._built()))
+            outputs = repeat.run(list(with_defaults(self.program, values).values()), partial(launch, self.built()))
         except CodaError:
             return None
         self.last_route = Route("kernel")
@@ -157,16 +157,20 @@ class CompiledProgram:
         given = list(with_defaults(self.program, values).values())
         outputs = [(x := results[o.name], tuple(self._seen(o, x, operands).shape)) for o in returned(self.program)]
         inout = [i for i, p in enumerate(self.program.params) if p.inout]
-        size = self._built().workspace_bytes([*used, *results.values()])
+        size = self.built().workspace_bytes([*used, *results.values()])
         repeat = Repeat.of(given, used, outputs, inout, size, _device(operands))
         if repeat is not None:
             if len(self._accepted) >= REMEMBERED:
                 self._accepted.clear()
             self._accepted[key] = repeat
 
+    def remembered(self, values: Mapping[str, Any]) -> Repeat | None:
+        """What a call with operands like these led to; None where none did, or it did not simply run the kernel."""
+        return self._accepted.get(layout_key(values))
+
     def warmup(self, device: torch.device | str) -> None:
         """Build if necessary and load the kernels on a CUDA device, as is needed before graph capture."""
-        self._built().warmup(torch.device(device))
+        self.built().warmup(torch.device(device))
 
     def _dispatch(self, operands: Operands, given: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Route]:
         """The results by name, in the given tensors where there are any, and how they came about."""
@@ -179,7 +183,7 @@ class CompiledProgram:
             self._unfused = self._unfused or Unfused(self.program)
             return self._computed(self._unfused, operands, given), Route("unfused", reason=reason)
         try:
-            artifact = self._built(operands.sizes)
+            artifact = self.built(operands.sizes)
         except CodaError as failure:
             if self.fallback == "strict":
                 raise
@@ -192,7 +196,7 @@ class CompiledProgram:
             return None
         return self.measured.declined(self.program, sizes)
 
-    def _built(self, sizes: Mapping[str, int] | None = None) -> Artifact:
+    def built(self, sizes: Mapping[str, int] | None = None) -> Artifact:
         """The artifact; built once, for any sizes, and a failure to build is remembered. ``sizes`` are those of the
         first call: they guide the choice of the tile where ``dims`` does not fix them."""
         if self.artifact is not None:
