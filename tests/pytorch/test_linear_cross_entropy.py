@@ -70,7 +70,7 @@ def differentiated(function, tensors: dict[str, Tensor], dtype: torch.dtype | No
     wanting = [leaves[n].requires_grad_() for n in leaves if n != "class_weight"]
     loss = function(leaves)
     seed = torch.randn(loss.shape, generator=torch.Generator().manual_seed(1))
-    return [loss.detach(), *torch.autograd.grad(loss, wanting, seed.to(loss.dtype))]
+    return [loss.detach(), *torch.autograd.grad(loss, wanting, seed.to(loss))]
 
 
 @pytest.mark.parametrize("memory", MODES)
