@@ -24,6 +24,7 @@ from torch import Tensor
 
 from benchmarks.records import RESULTS, Row, write
 from benchmarks.workloads import SHAPES, WORKLOADS, Workload, operands, relative_errors
+from coda.runtime.device import driver_version
 from coda.runtime.timing import CudaTimer, interleave, rotating, rotation
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -176,9 +177,8 @@ def versions() -> dict[str, str]:
     from coda.version import __version__
 
     found = {"coda": __version__, "torch": torch.__version__, "cuda": torch.version.cuda or ""}
-    driver = Path("/proc/driver/nvidia/version")
-    if driver.exists():
-        found["driver"] = driver.read_text().splitlines()[0].split("  ")[1].strip()
+    if driver := driver_version():
+        found["driver"] = driver
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 VERSION = Path("/proc/driver/nvidia/version")
@@ -17,10 +18,11 @@ class Device:
     driver: str
 
 
-def driver_version() -> str:
+@lru_cache
+def driver_version(file: Path = VERSION) -> str:
     """As in 580.159.04; empty where no driver is loaded."""
     try:
-        found = re.search(r"\d+\.\d+(\.\d+)?", VERSION.read_text())
+        found = re.search(r"\d+\.\d+(\.\d+)?", file.read_text())
     except OSError:
         return ""
     return found[0] if found else ""

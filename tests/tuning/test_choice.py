@@ -88,12 +88,11 @@ def test_n3_n4_what_a_choice_depends_on(monkeypatch: pytest.MonkeyPatch) -> None
     assert len({before, *different}) == 1 + len(different)
 
 
-def test_driver_version(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("coda.runtime.device.VERSION", tmp_path / "version")
-    assert driver_version() == ""
+def test_driver_version(tmp_path: Path) -> None:
+    assert driver_version(tmp_path / "nothing") == ""
     text = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build  (root@host)\nGCC 12.3\n"
     (tmp_path / "version").write_text(text)
-    assert driver_version() == "580.159.04"
+    assert driver_version(tmp_path / "version") == "580.159.04"
 
 
 # The files.
