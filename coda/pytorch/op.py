@@ -11,6 +11,7 @@ are new and contiguous.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -19,20 +20,46 @@ from torch import Tensor
 from coda.dtypes import torch_dtype
 from coda.errors import CodaError
 from coda.pytorch.block import Block, block
+from coda.pytorch.bound import Calls, call_key
 from coda.pytorch.execute import execute
 from coda.runtime.binding import type_shape
 
+NAME = "coda::block"
+torch.library.define(
+    NAME, "(Tensor[] tensors, SymInt[] sizes, str program, str options) -> Tensor[]",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)  # fmt: skip
 
-@torch.library.custom_op("coda::block", mutates_args=())
+
 def run_block(tensors: Sequence[Tensor], sizes: Sequence[int], program: str, options: str) -> list[Tensor]:
-    it = block(program, options)
+    """Run a block on tensors. ``torch.library.custom_op`` would do the same, in more time for each call."""
+    calls = bound_calls(program, options)
+    key = call_key(tensors, sizes)
+    if (found := calls.run(key, tensors)) is not None:
+        return found
+    it = calls.block
     known = it.named_sizes(sizes)
     inputs = {p.name: x.reshape(type_shape(p.type, known)) for p, x in zip(it.forward.params, tensors, strict=True)}
     results = execute(it.forward, inputs, known, it.options.fallback, it.options.chunk, it.options.tune)
+    if is_bound(tensors):
+        calls.remember(key, tensors, known)
     return [results[o.name].view(it.shape(o, known)) for o in it.forward.outputs]
 
 
-@run_block.register_fake
+def is_bound(tensors: Sequence[Tensor]) -> bool:
+    """Whether calls on these tensors are remembered: the interpreter has nothing to remember."""
+    return any(x.is_cuda for x in tensors)
+
+
+@cache
+def bound_calls(program: str, options: str) -> Calls:
+    return Calls(block(program, options))
+
+
+torch.library.impl(NAME, ("cpu", "cuda"), run_block)
+
+
+@torch.library.register_fake(NAME)
 def _fake(tensors: Sequence[Tensor], sizes: Sequence[int], program: str, options: str) -> list[Tensor]:
     it = block(program, options)
     known, like = it.named_sizes(sizes), _largest(tensors)
@@ -87,5 +114,5 @@ def _seeds(ctx: Any, grads: Sequence[Tensor | None]) -> dict[str, Tensor]:
     }
 
 
-run_block.register_autograd(_backward, setup_context=_keep)
+torch.library.register_autograd(NAME, _backward, setup_context=_keep)
 BLOCK = torch.ops.coda.block.default

@@ -39,6 +39,12 @@ FALLBACKS = ("copy", "reference", "strict")
 Arguments = list[Any]
 
 
+class Prepared(Protocol):
+    """Calls with known layouts, whatever the addresses."""
+
+    def run(self, addresses: Sequence[int], workspace: Tensor | None, stream: int) -> None: ...
+
+
 class Artifact(Protocol):
     """Built kernels of one program. ``args`` are in ABI order, parameters then outputs: CUDA tensors, numbers or 0-dim
     CPU tensors for scalars, None for absent operands. An inout parameter has no output of its own."""
@@ -52,6 +58,9 @@ class Artifact(Protocol):
     def workspace_bytes(self, args: Arguments) -> int: ...
 
     def run(self, args: Arguments, workspace: Tensor | None, stream: int) -> None: ...
+
+    def prepare(self, args: Arguments) -> Prepared:
+        """These arguments, as the layouts of later calls with other addresses. Scalars are tensors."""
 
     def warmup(self, device: torch.device) -> None:
         """Load the kernels on a device, so that ``run`` may be captured into a CUDA graph."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
+from array import array
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
@@ -51,6 +52,7 @@ class Frame:
     def __init__(self, count: int):
         self.tensors = (DLTensor * count)()
         self.pointers = (ctypes.c_void_p * count)()
+        self._data = memoryview(self.tensors).cast("B").cast("Q")[:: _SIZE // 8]  # the first field of each struct
         self._addresses = [ctypes.addressof(t) for t in self.tensors]
         self._scalars: list[Tensor | None] = [None] * count  # made from Python numbers; never a caller's tensor
         self._layouts: dict[tuple, tuple[int, int, Any]] = {}
@@ -67,6 +69,18 @@ class Frame:
                 value = self._scalars[i] = torch.tensor(value, dtype=torch_dtype(dtypes[i]))
             self._pack(i, value)
             self.pointers[i] = self._addresses[i]
+
+    def copy(self) -> Frame:
+        """The same structs in memory of their own. The arrays of sizes and strides are shared: keep this frame."""
+        copy = Frame(len(self.pointers))
+        ctypes.memmove(copy.tensors, self.tensors, ctypes.sizeof(self.tensors))
+        for i, pointer in enumerate(self.pointers):
+            copy.pointers[i] = None if pointer is None else copy._addresses[i]
+        return copy
+
+    def move(self, addresses: Sequence[int]) -> None:
+        """Point each struct to another address."""
+        self._data[:] = array("Q", addresses)
 
     def _pack(self, index: int, x: Tensor) -> None:
         key = x.shape, x.stride()

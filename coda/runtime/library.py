@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from coda.dtypes import TABLE
+from coda.dtypes import TABLE, DType
 from coda.errors import CodaError
 from coda.ir import Program
 from coda.runtime.dlpack import Frame, Value
@@ -80,6 +80,10 @@ class Artifact:
         if status != OK:
             self._raise(status)
 
+    def prepare(self, args: Sequence[Value]) -> Prepared:
+        """These arguments, as the layouts of later calls with other addresses. Scalars must be tensors."""
+        return Prepared(self, args, self._dtypes)
+
     def warmup(self, device: torch.device | int) -> None:
         """Load the kernels on a device, so that ``run`` may be captured into a CUDA graph."""
         index = device if isinstance(device, int) else device.index
@@ -139,6 +143,28 @@ class Artifact:
     def _raise(self, status: int) -> None:
         text = self._sentence()
         raise RuntimeError(f"{self.name}: {text}") if status == CUDA_ERROR else CodaError.of(f"{self.name}: {text}")
+
+
+class Prepared:
+    """Calls whose layouts are those of one call: its structs are kept, and only addresses are written into them."""
+
+    def __init__(self, artifact: Artifact, args: Sequence[Value], dtypes: Sequence[DType]):
+        self._artifact, self._count = artifact, len(args)
+        self._layouts = Frame(len(args))  # the structs point to its arrays of sizes and strides
+        self._layouts.fill(args, dtypes)
+        self._run = artifact._functions.run
+        self._local = threading.local()
+
+    def run(self, addresses: Sequence[int], workspace: Tensor | None, stream: int) -> None:
+        """Launch on tensors at these addresses, which have the device and the layouts of the first."""
+        local = self._local
+        if not hasattr(local, "copy"):
+            local.copy = self._layouts.copy()
+        local.copy.move(addresses)
+        at, size = (workspace.data_ptr(), workspace.nbytes) if workspace is not None else (None, 0)
+        status = self._run(local.copy.pointers, self._count, at, size, stream)
+        if status != OK:
+            self._artifact._raise(status)
 
 
 class _Functions:

@@ -9,7 +9,7 @@ import torch
 
 from coda.errors import CodaError
 from coda.pytorch.block import Options
-from coda.pytorch.op import run_block
+from coda.pytorch.op import BLOCK
 
 TEXT = """
 program p(x: f32[(B T), D=16], g: f32[D], w: f32[F=24, D], v: f32[D, F], h: f32[(B T), D]) {
@@ -50,12 +50,12 @@ def strided(how, tensors):
 
 @pytest.mark.parametrize("how", ["contiguous", "transposed", "padded", "expanded"])
 def test_l2_opcheck(how):
-    torch.library.opcheck(run_block, (strided(how, operands()), [2, 3], TEXT, options()))
+    torch.library.opcheck(BLOCK, (strided(how, operands()), [2, 3], TEXT, options()))
 
 
 def test_b1_no_rows():
     tensors = operands(batch=0)
-    y, z, *_ = run_block(tensors, [0, 3], TEXT, options())
+    y, z, *_ = BLOCK(tensors, [0, 3], TEXT, options())
     assert y.shape == (0, 3, 16) and z.shape == (0, 24)
     gradients = torch.autograd.grad(y.sum() + z.sum(), tensors)
     assert all(not g.any() and g.shape == x.shape for g, x in zip(gradients, tensors, strict=True))
@@ -66,7 +66,7 @@ def test_b1_no_rows():
 def test_i4_every_subset_of_gradients(wanting, outputs):
     names = tuple(n for n, w in zip(NAMES, wanting, strict=True) if w)
     tensors = operands(wanting=names)
-    got, want = run_block(tensors, [2, 3], TEXT, options(names)), eager(*tensors)
+    got, want = BLOCK(tensors, [2, 3], TEXT, options(names)), eager(*tensors)
     used = [i for i in outputs if want[i].requires_grad]
     if not used:
         return
@@ -80,7 +80,7 @@ def test_i4_every_subset_of_gradients(wanting, outputs):
 
 
 def test_what_was_not_asked_for_has_no_silent_gradient():
-    y, *_ = run_block(operands(), [2, 3], TEXT, options(wrt=()))
+    y, *_ = BLOCK(operands(), [2, 3], TEXT, options(wrt=()))
     with pytest.raises(CodaError, match="without its derivative"):
         y.sum().backward()
 
@@ -88,4 +88,4 @@ def test_what_was_not_asked_for_has_no_silent_gradient():
 def test_a_graph_of_another_version_is_refused():
     text = options().replace(Options().version, "0.0.1")
     with pytest.raises(CodaError, match=r"made by coda 0\.0\.1.*\n.*compile the model again"):
-        run_block(operands(), [2, 3], TEXT, text)
+        BLOCK(operands(), [2, 3], TEXT, text)
