@@ -67,21 +67,23 @@ def check(name: str, sizes: dict[str, int], seed: int = 0) -> None:
     inputs = random_inputs(call.program, sizes, seed, "cuda")
     out = run(call, inputs, sizes)
     result = compare(call.program, inputs, out, dims=sizes)
-    for error in result.outputs:
-        # Whether one f32 sum of a few that may cancel is better than eager's is a matter of luck.
-        lucky = out[error.name].numel() < 8 and error.misplaced == 0 and error.error < 1e-5
-        assert error.ok or lucky, f"{name} {sizes}\n{result}"
+    assert result.ok, f"{name} {sizes}\n{result}"
     again = run(call, inputs, sizes)
     assert all(torch.equal(out[o], again[o]) for o in out), f"{name} {sizes}: two calls differ"
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("name", [f for f in FILES if f not in ("drope", "dqk_norm")])
+@pytest.mark.parametrize("name", [f for f in FILES if f not in ("drope", "dqk_norm", "dqkv")])
 def test_rows_of_every_length(name: str, width: int) -> None:
     column = "V" if name == "softmax" else "D"
-    for rows in ROWS:
-        if rows * width >= 8:  # the error of a single rounding is a matter of luck, eager's too
-            check(name, {"M": rows, column: width})
+    elements = [o.type.elements for o in compiled(name).program.outputs]
+    sizes = [{"M": rows, column: width} for rows in ROWS]
+    # The error of a few roundings, or of one sum that may cancel, is a matter of luck, eager's too.
+    enough = [s for s in sizes if min(e.subs({size_symbol(n): v for n, v in s.items()}) for e in elements) >= 8]
+    if not enough:
+        pytest.skip("an output has fewer than eight values")
+    for s in enough:
+        check(name, s)
 
 
 @pytest.mark.parametrize("width", LONG)
