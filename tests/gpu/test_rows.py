@@ -67,7 +67,10 @@ def check(name: str, sizes: dict[str, int], seed: int = 0) -> None:
     inputs = random_inputs(call.program, sizes, seed, "cuda")
     out = run(call, inputs, sizes)
     result = compare(call.program, inputs, out, dims=sizes)
-    assert result.ok, f"{name} {sizes}\n{result}"
+    for o in result.outputs:
+        # The error of a few roundings, or of one sum that may cancel, is a matter of luck, eager's too.
+        few = out[o.name].numel() < 8 and o.misplaced == 0 and o.error < torch.finfo(out[o.name].dtype).eps ** 0.5
+        assert o.ok or few, f"{name} {sizes}\n{result}"
     again = run(call, inputs, sizes)
     assert all(torch.equal(out[o], again[o]) for o in out), f"{name} {sizes}: two calls differ"
 
@@ -76,14 +79,8 @@ def check(name: str, sizes: dict[str, int], seed: int = 0) -> None:
 @pytest.mark.parametrize("name", [f for f in FILES if f not in ("drope", "dqk_norm", "dqkv")])
 def test_rows_of_every_length(name: str, width: int) -> None:
     column = "V" if name == "softmax" else "D"
-    elements = [o.type.elements for o in compiled(name).program.outputs]
-    sizes = [{"M": rows, column: width} for rows in ROWS]
-    # The error of a few roundings, or of one sum that may cancel, is a matter of luck, eager's too.
-    enough = [s for s in sizes if min(e.subs({size_symbol(n): v for n, v in s.items()}) for e in elements) >= 8]
-    if not enough:
-        pytest.skip("an output has fewer than eight values")
-    for s in enough:
-        check(name, s)
+    for rows in ROWS:
+        check(name, {"M": rows, column: width})
 
 
 @pytest.mark.parametrize("width", LONG)
