@@ -2,7 +2,8 @@
 
 ``part(x, d, start, f)`` moves down through elementwise operations and reductions over other axes until it meets a
 parameter, a product or a gather, where it is an offset. What is left above is scalar math over the small axis. A
-``concat`` at the root of an output stays: its operands are the pieces the output is stored from. Label: bitwise.
+``concat`` at the root of an output stays: its operands are the pieces the output is stored from. Elementwise operations
+above it, as in ``r * concat(a, b, d)``, are done to each piece. Label: bitwise.
 """
 
 from __future__ import annotations
@@ -35,8 +36,23 @@ class _Pusher:
             elif not node.args or node.op == "dot":
                 self.done[node] = node
             else:
-                self.done[node] = build(node.op, *map(self.whole, node.args), span=node.span, **dict(node.attrs))
+                new = build(node.op, *map(self.whole, node.args), span=node.span, **dict(node.attrs))
+                self.done[node] = self.joined(new)
         return self.done[node]
+
+    def joined(self, node: Node) -> Node:
+        """An elementwise operation over a ``concat`` as a ``concat`` of its pieces."""
+        concat = next((a for a in node.args if a.op == "concat"), None)
+        if concat is None or OPS[node.op].family != "pointwise":
+            return node
+        axis, start, pieces = concat.attr("axis"), sympy.Integer(0), []
+        for name, operand in zip(concat.attr("parts"), concat.args, strict=True):
+            into = operand.type.axis(name)
+            assert into is not None
+            args = [self.part(a, axis.name, start, into) for a in node.args]
+            pieces.append(self.joined(build(node.op, *args, span=node.span, **dict(node.attrs))))
+            start += into.size
+        return build("concat", *pieces, axis=axis, parts=concat.attr("parts"), span=node.span)
 
     def part(self, node: Node, axis: str, start: Size, into: Axis) -> Node:
         """The cut of an already pushed node."""

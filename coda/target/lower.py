@@ -178,6 +178,7 @@ class _Lowering:
         outputs = [o if o.into is None else self._accumulated(o) for o in self.program.outputs]
         for node in walk([o.value for o in outputs], lambda n: is_leaf(n) or n in self.products):
             self._check_expressible(node)
+        rows = {a.name for a in self.rows}
         by_row = any(not o.is_partial and "row" in self._kinds(o.value) for o in outputs)
         for output in outputs:
             if output.is_partial:
@@ -185,7 +186,7 @@ class _Lowering:
             elif reductions := self._reductions(output.value):
                 kind = self._finish_kind(output, reductions)
                 finished[kind].append((output, output.value))
-            elif by_row and self.space(output.value) is Space.ROW:  # there is a kernel over the rows anyway
+            elif by_row and output.value.type.names == rows:  # there is a kernel over the rows anyway
                 finished["row"].append((output, output.value))
             else:
                 stores.append(self._tile_store(output))

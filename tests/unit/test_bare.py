@@ -12,6 +12,7 @@ from coda.frontend import load_path
 from coda.passes import fuse
 from coda.passes.bare import products
 from coda.passes.partition import assemble
+from coda.passes.segments import segments
 from coda.runtime.blocks import evaluate_partition
 from coda.runtime.compare import compare
 from coda.runtime.inputs import random_inputs
@@ -68,9 +69,20 @@ def test_all_products_of_a_block_may_be_bare(name):
     assert comparison.ok, comparison
 
 
-def test_a_block_that_fits_keeps_its_epilogues():
-    lowered = lower_noting(load_path(EXAMPLES / "llama3_block.coda").programs["llama3_mlp"])
+HEADS = {"HQ": 32, "HK": 8, "f": 64}
+
+
+@pytest.mark.parametrize(("file", "name", "kinds"), [
+    ("llama3_block", "llama3_mlp", ["gemm", "gemm", "gemm"]),
+    ("qwen3_block", "qwen3_qkv", ["row", "gemm", "gemm", "gemm"]),
+    ("llama3_layer", "llama3_layer_1", ["row", "gemm"]),  # q, k and v with their rotations
+])  # fmt: skip
+def test_a_block_that_fits_keeps_its_epilogues(file, name, kinds):
+    programs = load_path(EXAMPLES / f"{file}.coda", HEADS if file == "llama3_layer" else None).programs
+    parts = segments(fuse(programs["llama3_layer"]).forward) if file == "llama3_layer" else programs.values()
+    lowered = lower_noting(next(p for p in parts if p.name == name))
     assert not any(n.rule == "bare" for n in lowered.notes)
+    assert [step.kind for step in lowered.schedule.steps] == kinds
 
 
 def test_what_no_kernel_computes_is_refused_for_its_own_reason():

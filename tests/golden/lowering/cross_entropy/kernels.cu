@@ -74,9 +74,9 @@ CODA_KERNEL(cross_entropy_gemm_128x128, cross_entropy::Visitor, 128, 128, false,
 extern "C" __global__ void __launch_bounds__(512) cross_entropy_finish_row(__grid_constant__ coda::Finish<6, 4> const p) {
   coda::follow_predecessor();
   int const i = blockIdx.x * coda::kFinishWidth + threadIdx.x;
-  float const total0 = coda::LogSumExp::value(coda::combine_partials<coda::LogSumExp>(p.operands[0], p.length, p.count, i));
+  float const total0 = coda::LogSumExp::value(coda::combine_partials<coda::LogSumExp>(p.operands[0], p.length, i));
   if (threadIdx.y != 0 || i >= p.length) return;
-  float const total1 = coda::load_picked(p.operands[1], p.count, i);
+  float const total1 = coda::load_picked(p.operands[1], i);
   int64_t const v0 = coda::load_element<int64_t>(p.operands[2], i);
   int64_t const v1 = coda::load_scalar<int64_t>(p.operands[4]);
   bool const v2 = v0 == v1;
@@ -103,8 +103,8 @@ extern "C" __global__ void __launch_bounds__(512) cross_entropy_finish_row(__gri
 extern "C" __global__ void __launch_bounds__(512) cross_entropy_finish_total(__grid_constant__ coda::Finish<2, 1> const p) {
   coda::follow_predecessor();
   int const i = blockIdx.x * coda::kFinishWidth + threadIdx.x;
-  float const total0 = coda::combine_all<coda::Sum>(p.operands[0], p.count);
-  int64_t const total1 = coda::combine_all<coda::Sum>(p.operands[1], p.count);
+  float const total0 = coda::combine_all<coda::Sum>(p.operands[0]);
+  int64_t const total1 = coda::combine_all<coda::Sum>(p.operands[1]);
   if (threadIdx.y != 0 || i >= p.length) return;
   float const v2 = coda::div(total0, coda::convert<float>(total1));
   coda::store_result<float>(p.outputs[0], i, v2);

@@ -77,10 +77,10 @@ CODA_KERNEL(cross_entropy_smooth_gemm_128x128, cross_entropy_smooth::Visitor, 12
 extern "C" __global__ void __launch_bounds__(512) cross_entropy_smooth_finish_row(__grid_constant__ coda::Finish<6, 3> const p) {
   coda::follow_predecessor();
   int const i = blockIdx.x * coda::kFinishWidth + threadIdx.x;
-  float const total0 = coda::LogSumExp::value(coda::combine_partials<coda::LogSumExp>(p.operands[0], p.length, p.count, i));
-  float const total2 = coda::Sum::value(coda::combine_partials<coda::Sum>(p.operands[2], p.length, p.count, i)) / float(p.extent);
+  float const total0 = coda::LogSumExp::value(coda::combine_partials<coda::LogSumExp>(p.operands[0], p.length, i));
+  float const total2 = coda::Sum::value(coda::combine_partials<coda::Sum>(p.operands[2], p.length, i)) / float(p.extent);
   if (threadIdx.y != 0 || i >= p.length) return;
-  float const total1 = coda::load_picked(p.operands[1], p.count, i);
+  float const total1 = coda::load_picked(p.operands[1], i);
   int64_t const v0 = coda::load_element<int64_t>(p.operands[3], i);
   int64_t const v1 = coda::load_scalar<int64_t>(p.operands[5]);
   bool const v2 = v0 == v1;
@@ -100,8 +100,8 @@ extern "C" __global__ void __launch_bounds__(512) cross_entropy_smooth_finish_ro
 extern "C" __global__ void __launch_bounds__(512) cross_entropy_smooth_finish_total(__grid_constant__ coda::Finish<2, 1> const p) {
   coda::follow_predecessor();
   int const i = blockIdx.x * coda::kFinishWidth + threadIdx.x;
-  float const total0 = coda::combine_all<coda::Sum>(p.operands[0], p.count);
-  int64_t const total1 = coda::combine_all<coda::Sum>(p.operands[1], p.count);
+  float const total0 = coda::combine_all<coda::Sum>(p.operands[0]);
+  int64_t const total1 = coda::combine_all<coda::Sum>(p.operands[1]);
   if (threadIdx.y != 0 || i >= p.length) return;
   float const v2 = coda::div(total0, coda::convert<float>(total1));
   coda::store_result<float>(p.outputs[0], i, v2);

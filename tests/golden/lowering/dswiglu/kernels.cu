@@ -100,8 +100,9 @@ struct Visitor : Body {
 
 CODA_KERNEL(dswiglu_gemm_128x128, dswiglu::Visitor, 128, 128, false, 2, 1, 64)
 extern "C" __global__ void __launch_bounds__(512) dswiglu_finish_row(__grid_constant__ coda::Finish<1, 1> const p) {
+  coda::follow_predecessor();
   int const i = blockIdx.x * coda::kFinishWidth + threadIdx.x;
-  float const total0 = coda::Sum::value(coda::combine_partials<coda::Sum>(p.operands[0], p.length, p.count, i));
+  float const total0 = coda::Sum::value(coda::combine_partials<coda::Sum>(p.operands[0], p.length, i));
   if (threadIdx.y != 0 || i >= p.length) return;
   coda::store_result<float>(p.outputs[0], i, total0);
 }

@@ -74,14 +74,14 @@ CODA_KERNEL(quantize_fp8_gemm_128x128, quantize_fp8::Visitor, 128, 128, false, 2
 extern "C" __global__ void __launch_bounds__(512) quantize_fp8_finish_row(__grid_constant__ coda::Finish<1, 1> const p) {
   coda::follow_predecessor();
   int const i = blockIdx.x * coda::kFinishWidth + threadIdx.x;
-  float const total0 = coda::Max::value(coda::combine_partials<coda::Max>(p.operands[0], p.length, p.count, i));
+  float const total0 = coda::Max::value(coda::combine_partials<coda::Max>(p.operands[0], p.length, i));
   if (threadIdx.y != 0 || i >= p.length) return;
   coda::store_result<float>(p.outputs[0], i, total0);
 }
 extern "C" __global__ void __launch_bounds__(512) quantize_fp8_finish_total(__grid_constant__ coda::Finish<1, 1> const p) {
   coda::follow_predecessor();
   int const i = blockIdx.x * coda::kFinishWidth + threadIdx.x;
-  float const total0 = coda::combine_all<coda::Max>(p.operands[0], p.count);
+  float const total0 = coda::combine_all<coda::Max>(p.operands[0]);
   if (threadIdx.y != 0 || i >= p.length) return;
   coda::store_result<float>(p.outputs[0], i, total0);
 }

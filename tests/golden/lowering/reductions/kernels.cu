@@ -87,9 +87,9 @@ CODA_KERNEL(reductions_gemm_128x128, reductions::Visitor, 128, 128, false, 2, 1,
 extern "C" __global__ void __launch_bounds__(512) reductions_finish_row(__grid_constant__ coda::Finish<5, 3> const p) {
   coda::follow_predecessor();
   int const i = blockIdx.x * coda::kFinishWidth + threadIdx.x;
-  float const total0 = coda::Sum::value(coda::combine_partials<coda::Sum>(p.operands[0], p.length, p.count, i));
-  float const total1 = coda::Max::value(coda::combine_partials<coda::Max>(p.operands[1], p.length, p.count, i));
-  float const total2 = coda::Sum::value(coda::combine_partials<coda::Sum>(p.operands[2], p.length, p.count, i)) / float(p.extent);
+  float const total0 = coda::Sum::value(coda::combine_partials<coda::Sum>(p.operands[0], p.length, i));
+  float const total1 = coda::Max::value(coda::combine_partials<coda::Max>(p.operands[1], p.length, i));
+  float const total2 = coda::Sum::value(coda::combine_partials<coda::Sum>(p.operands[2], p.length, i)) / float(p.extent);
   if (threadIdx.y != 0 || i >= p.length) return;
   float const v2 = coda::round<coda::bf16>(total1);
   float const v3 = coda::load_element<float>(p.operands[3], i);
@@ -104,7 +104,7 @@ extern "C" __global__ void __launch_bounds__(512) reductions_finish_row(__grid_c
 extern "C" __global__ void __launch_bounds__(512) reductions_finish_column(__grid_constant__ coda::Finish<1, 1> const p) {
   coda::follow_predecessor();
   int const i = blockIdx.x * coda::kFinishWidth + threadIdx.x;
-  float const total0 = coda::Sum::value(coda::combine_partials<coda::Sum>(p.operands[0], p.length, p.count, i));
+  float const total0 = coda::Sum::value(coda::combine_partials<coda::Sum>(p.operands[0], p.length, i));
   if (threadIdx.y != 0 || i >= p.length) return;
   coda::store_result<float>(p.outputs[0], i, total0);
 }

@@ -75,7 +75,7 @@ CODA_KERNEL(residual_rstd_gemm_128x128, residual_rstd::Visitor, 128, 128, false,
 extern "C" __global__ void __launch_bounds__(512) residual_rstd_finish_row(__grid_constant__ coda::Finish<2, 1> const p) {
   coda::follow_predecessor();
   int const i = blockIdx.x * coda::kFinishWidth + threadIdx.x;
-  float const total0 = coda::Sum::value(coda::combine_partials<coda::Sum>(p.operands[0], p.length, p.count, i)) / float(p.extent);
+  float const total0 = coda::Sum::value(coda::combine_partials<coda::Sum>(p.operands[0], p.length, i)) / float(p.extent);
   if (threadIdx.y != 0 || i >= p.length) return;
   float const v1 = coda::load_scalar<float>(p.operands[1]);
   float const v2 = total0 + v1;
