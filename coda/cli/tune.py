@@ -49,10 +49,14 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         found = [choice.to_json() for report in reports for choice in report.choices]
         saved = all(report.saved for report in reports)
-        print_json({"device": device.name, "driver": device.driver, "saved": saved, "choices": found})
+        left_out = {name: reason for report in reports for name, reason in report.left_out.items()}
+        about = {"device": device.name, "driver": device.driver, "saved": saved}
+        print_json({**about, "choices": found, "left_out": left_out})
         return 0
     print(f"on {device.name}, driver {device.driver}")
     print("\n\n".join(text(choice) for report in reports for choice in report.choices))
+    for name, reason in (item for report in reports for item in report.left_out.items()):
+        print(f"\nnot measured by itself: {name}, as {reason}")
     if not all(report.saved for report in reports):
         print("the cache cannot be written: this is not remembered; CODA_CACHE names another folder")
     return 0

@@ -132,6 +132,7 @@ Builtin = Callable[[Scope, str, syntax.Call], "Value | list[Value]"]
 BUILTINS: dict[str, Builtin] = {name: pointwise for name, op in OPS.items() if op.surface and op.family == "pointwise"}
 BUILTINS |= dict.fromkeys(REDUCTIONS, reduction)
 BUILTINS |= {"max": extremum, "min": extremum}
+BUILTINS |= {"rand_at": pointwise}  # which lowering makes of rand: the program of an artifact is read back
 BUILTINS |= {
     f.__name__: f
     for f in (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -39,10 +38,12 @@ class Study:
 
 @dataclass(frozen=True)
 class Report:
-    """The choices for a program: of each of its products, then of the whole (of one kernel, that is the same)."""
+    """The choices for a program: of each of its products, then of the whole (of one kernel, that is the same). Why some
+    kernels were not measured by themselves is ``left_out``."""
 
     choices: tuple[Choice, ...]
     saved: bool  # on disk
+    left_out: Mapping[str, str]
 
     @property
     def whole(self) -> Choice:
@@ -67,20 +68,24 @@ def tune(
     device = this_device()
     say = say or (lambda message: None)
     studies = studies_of(schedule, known_sizes(schedule.program, dims))
-    found, saved = [], True
-    for i, study in enumerate(studies):
+    found: list[Choice] = []
+    left_out: dict[str, str] = {}
+    saved = True
+    for study in studies:
         key = choices.key(study.schedule, study.sizes, device)
         with choices.lock(key):
             known = None if again else choices.read(key)
             if known is None:
-                libraries, dropped = built(study, device, jobs or os.cpu_count() or 1, say)
-                began = time.monotonic()
-                job = Job(study.sizes, {n: str(p) for n, p in libraries.items()}, ROUNDS, seconds / (len(studies) - i))
-                known = concluded(study, measure(job, say), dropped)
-                seconds = max(0.0, seconds - (time.monotonic() - began))
+                try:
+                    known = measured(study, device, jobs or os.cpu_count() or 1, seconds / len(studies), say)
+                except CodaError as error:
+                    if study is studies[-1]:
+                        raise
+                    left_out[study.schedule.name] = error.diagnostics[0].message  # the whole is built without a choice
+                    continue
                 saved = choices.write(key, known) and saved
-        found.append(known)
-    return Report(tuple(found), saved)
+            found.append(known)
+    return Report(tuple(found), saved, left_out)
 
 
 def this_device() -> Device:
@@ -143,6 +148,16 @@ def tiles_of(schedule: Schedule, sizes: Mapping[str, int], device: Device) -> di
     known = schedule.with_chunk(sizes)
     found = {plan.name: choices.tile_for(plan, known, device) for plan in schedule.gemms}
     return {name: tile for name, tile in found.items() if tile is not None}
+
+
+def measured(study: Study, device: Device, jobs: int, seconds: float, say: Say) -> Choice:
+    """Build, check and time the candidates of a study, and conclude. Raises CodaError where none works."""
+    libraries, dropped = built(study, device, jobs, say)
+    if not libraries:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in dropped.items())
+        raise CodaError.of(f"'{study.schedule.name}': no candidate can be built: {reasons}")
+    job = Job(study.sizes, {name: str(path) for name, path in libraries.items()}, ROUNDS, seconds)
+    return concluded(study, measure(job, say), dropped)
 
 
 def concluded(study: Study, outcome: Outcome, dropped: Mapping[str, str]) -> Choice:

@@ -112,6 +112,33 @@ def test_a_program_of_several_kernels(machine: Machine) -> None:
     assert machine.jobs[-1].sizes == BLOCK_SIZES
 
 
+def test_a_product_without_a_candidate_is_left_out_and_the_whole_is_built_by_the_formula(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schedule = build.lowered(program(BLOCK))
+    first, second = (plan.name for plan in schedule.gemms)
+
+    def measure(job: Job, say: object) -> Outcome:
+        if any(path.startswith(first) for path in job.candidates.values()):
+            raise CodaError.of("no candidate can be used: all crash")
+        return machine.measure(job, say)
+
+    monkeypatch.setattr(tuning, "measure", measure)
+    report = tuning.tune(schedule, BLOCK_SIZES)
+    assert report.left_out == {first: "no candidate can be used: all crash"}
+    assert [c.program for c in report.choices] == [second, "block"]
+    assert machine.built[-1] == [candidates(schedule.gemms[0], BLOCK_SIZES)[0].name, "128x160_s4"]
+
+
+def test_nothing_that_can_be_built_is_an_error(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def cached(assembly: Assembly, arch: str, progress: object = None) -> Path:
+        raise SpillError.of("it spills")
+
+    monkeypatch.setattr(build, "cached", cached)
+    with pytest.raises(CodaError, match=r"'linear': no candidate can be built: .*128x128_s4: it spills"):
+        tuning.tune(build.lowered(program(LINEAR)), SIZES)
+
+
 def test_kernels_are_known_by_what_they_compute(machine: Machine) -> None:
     tuning.tune(build.lowered(program(BLOCK)), BLOCK_SIZES)
     before = len(machine.jobs)
