@@ -16,7 +16,8 @@ FILE is a program, or a .toml config, which options override:
     tile = "128x192"
 
 A program with opaque calls becomes one artifact for each segment between them, OUT_1.so, OUT_2.so ...; the report says
-what is called between, with which tensors. Building needs nvcc but no GPU; `coda doctor` says what is missing.
+what is called between, with which tensors. --backward also builds the derived backward, OUT_backward.so; the forward
+then returns what it reads, and `coda derive` prints both. Building needs nvcc but no GPU; `coda doctor` says what is missing.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ from coda.cli.progress import progress
 from coda.cli.request import ARCHES, Request, from_args
 from coda.errors import CodaError
 from coda.ir import Program
-from coda.passes import fuse
+from coda.passes import derive, fuse
+from coda.passes.differentiate import MEMORY
 from coda.passes.segments import has_calls, segments
 from coda.runtime.binding import bind
 from coda.target import TILES, Tile
@@ -44,6 +46,9 @@ from coda.tuning.use import declined_here, tiles_here
 def add(parser: argparse.ArgumentParser) -> None:
     add_request(parser, "a program (.coda) or a config (.toml)")
     parser.add_argument("-o", "--output", type=Path, metavar="OUT.so", help="the library; OUT.h is put beside it")
+    parser.add_argument("--backward", action="store_true", help="build the derived backward, too: OUT_backward.so")
+    parser.add_argument("--wrt", metavar="NAMES", help="parameters that want gradients (default: all that can)")
+    parser.add_argument("--memory", choices=MEMORY, default="fast", help="low: recompute products, in chunks; keep less")
     parser.add_argument("--arch", choices=ARCHES, help="the target (default: sm_90a)")
     parser.add_argument("--tile", metavar="128x192", help="TileM x TileN; several with commas (default: by --dims)")
     parser.add_argument("--no-build", action="store_true", help="generate the sources only; needs no nvcc")
@@ -58,15 +63,34 @@ def run(args: argparse.Namespace) -> int:
     if args.output is not None and args.output.suffix != ".so":
         args.usage_error(f"-o {args.output}: the name of the library ends in .so")
     request = from_args(args)
-    if has_calls(request.program):
+    if (args.wrt or args.memory != "fast") and not args.backward:
+        args.usage_error("--wrt and --memory are about a backward: add --backward")
+    if args.backward:
+        reports = _with_backward(args, request)
+    elif has_calls(request.program):
         reports = _segments(args, request)
     else:
         reports = [_lower(args, request, args.output)]
     if args.json:
-        print_json(reports[0] if len(reports) == 1 else {"program": request.program.name, "segments": reports})
+        several = "artifacts" if args.backward else "segments"
+        print_json(reports[0] if len(reports) == 1 else {"program": request.program.name, several: reports})
     else:
         print("\n\n".join(map(_text, reports)))
     return 0
+
+
+def _with_backward(args: argparse.Namespace, request: Request) -> list[dict[str, object]]:
+    """An artifact of the forward, which returns what the backward needs as well, and one of the derived backward."""
+    derived, _ = derive(request.program, args.wrt.split(",") if args.wrt else None, memory=args.memory)
+    reports = []
+    for part, suffix, chunk in ((derived.forward, "", None), (derived.backward, "_backward", derived.chunk)):
+        output = args.output and args.output.with_name(f"{args.output.stem}{suffix}.so")
+        known = {axis.name for axis in part.axes} | {s.name for axis in part.axes for s in axis.size.free_symbols}
+        dims = {name: size for name, size in request.dims.items() if name in known}
+        reports.append(_lower(args, replace(request, program=part, dims=dims), output, chunk))
+        if chunk is not None:
+            reports[-1]["chunks"] = chunk
+    return reports
 
 
 def _text(report: Mapping[str, object]) -> str:
@@ -90,9 +114,11 @@ def _segments(args: argparse.Namespace, request: Request) -> list[dict[str, obje
     return reports
 
 
-def _lower(args: argparse.Namespace, request: Request, output: Path | None) -> dict[str, object]:
+def _lower(
+    args: argparse.Namespace, request: Request, output: Path | None, chunk: str | None = None
+) -> dict[str, object]:
     """Build one artifact, or generate its sources."""
-    assembly, sizes, chosen = _assembly(request)
+    assembly, sizes, chosen = _assembly(request, chunk)
     tiles = list(dict.fromkeys(v.tile.name for v in assembly.variants))
     report: dict[str, object] = {"program": assembly.name, "arch": request.arch, "tiles": tiles}
     report["kernels"] = [step.name for step in assembly.schedule.steps]
@@ -107,10 +133,10 @@ def _lower(args: argparse.Namespace, request: Request, output: Path | None) -> d
     return report | {"library": str(output), "header": str(output.with_suffix(".h"))}
 
 
-def _assembly(request: Request) -> tuple[Assembly, dict[str, int], dict[str, Tile]]:
+def _assembly(request: Request, chunk: str | None) -> tuple[Assembly, dict[str, int], dict[str, Tile]]:
     """The kernels and their tiles, the sizes that are known, and the tiles that `coda tune` found best. Sizes that
     kernels would refuse are told now, not when the artifact runs."""
-    schedule = build.as_schedule(request.program)
+    schedule = build.lowered(request.program, chunk=chunk)
     sizes = bind(request.program, {}, request.dims)
     chosen = {} if request.tile else tiles_here(schedule, sizes)
     assembly = build.assemble(schedule, request.tile.split(",") if request.tile else None, sizes, chosen)

@@ -275,6 +275,25 @@ def test_lower_makes_one_artifact_of_a_block(capsys):
     assert report["kernels"] == ["mlp_block_1_row", "mlp_block_2_gemm", "mlp_block_3_gemm"]
 
 
+@pytest.mark.parametrize(("memory", "kernels"), [("fast", ["map", "gemm", "gemm"]), ("low", None)])
+def test_lower_with_backward(memory, kernels, capsys):
+    path = str(EXAMPLES / "linear_cross_entropy.coda")
+    options = ["--memory", memory, "--dims", "M=8192,V=128256,D=4096"]
+    assert main(["lower", path, "--no-build", "--backward", "--wrt", "x,w", *options, "--json"]) == 0
+    forward, backward = json.loads(capsys.readouterr().out)["artifacts"]
+    assert forward["kernels"] == ["linear_cross_entropy"]
+    assert backward["program"] == "linear_cross_entropy_backward"
+    assert backward.get("chunks") == ("V" if memory == "low" else None)
+    kinds = [name.rsplit("_", 1)[1] for name in backward["kernels"]]
+    assert kinds == kernels or [n for n in backward["kernels"] if "_chunk_" in n] == [
+        f"linear_cross_entropy_backward_chunk_{i}_gemm" for i in (1, 2, 3)
+    ]
+
+
+def test_options_of_a_backward_that_is_not_asked_for():
+    assert usage_error("lower", RESIDUAL, "--no-build", "--memory", "low")
+
+
 def test_lower_says_why_a_program_cannot_be_lowered(write, capsys):
     path = write("program pool(x: i64[B, T, D]) {\n    return sum(x, T): i64\n}\n")
     assert main(["lower", path, "--no-build"]) == 1

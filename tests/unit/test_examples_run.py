@@ -157,6 +157,7 @@ EXPECTED: dict[str, Callable] = {
         i, i.cap * torch.tanh(i.x @ i.w.T / i.cap), weight=i.class_weight
     ),
     "cross_entropy_dlogits": dlogits,
+    "linear_cross_entropy": lambda i: (F.cross_entropy(i.x @ i.w.T, i.label),),
     "quantize_fp8": lambda i: ((i.x @ i.w.T / i.scale).clamp(-448, 448), (i.x @ i.w.T).abs().max()),
     "quantize_int8": lambda i: ((gelu_tanh(i.x @ i.w.T + i.bias) / i.scale).clamp(-128, 127).round(),),
     "quantize_blocks": blocks,
