@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 RESULTS = Path(__file__).with_name("results")
 
@@ -35,8 +37,8 @@ class Row:
     peak_bytes: int | None = None
 
 
-def write(rows: list[Row], device: str, versions: dict[str, str], command: str, folder: Path = RESULTS) -> Path:
-    """Write a run's rows; the name tells date and device."""
+def write(rows: Sequence[Any], device: str, versions: dict[str, str], command: str, folder: Path = RESULTS) -> Path:
+    """Write a run's rows, dataclasses; the name tells date and device."""
     now = datetime.now(timezone.utc)
     document = {
         "device": device,

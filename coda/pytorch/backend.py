@@ -28,7 +28,7 @@ Compiled = Callable[..., Any]
 def coda(
     gm: fx.GraphModule, inputs: Sequence[Any], *, mode: str | None = None, options: Mapping[str, Any] | None = None
 ) -> Compiled:
-    """The backend. ``mode`` is Inductor's."""
+    """The backend: ``options`` are those of Config, ``mode`` is Inductor's."""
     config = Config.of(options)
     if reason := refusal(gm):
         report = Report.refused(gm, reason)
@@ -40,7 +40,7 @@ def coda(
     report.publish(config.verbose)
     if config.fallback == "error" and report.unfused:
         raise CodaError.of(f"not fused: {report.unfused[0]}", "fallback='inductor' leaves it to Inductor")
-    return compile_rest(gm, inputs, mode, config)
+    return compile_rest(gm, inputs, mode or config.mode, config)
 
 
 def refusal(gm: fx.GraphModule) -> str | None:

@@ -12,6 +12,7 @@ CHOICES = {
     "numerics": ("fused", "eager"),
     "layout": ("copy", "strict"),
     "fallback": ("inductor", "error"),
+    "mode": (None, "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"),
 }
 
 LATER = {
@@ -27,7 +28,8 @@ class Config:
     fused by AOT autograd alone. ``kernels``: fuse only what becomes kernels, also where the operands are on a CPU.
     ``tune``: measure each kernel at the first sizes it meets on a GPU, beside separate kernels (``coda.tuning``), which
     takes minutes; what was measured before is used in any case. ``fuse_loss``: let a cross entropy join the product
-    before it (later).
+    before it (later). ``mode``: Inductor's, which ``torch.compile`` does not take together with options;
+    "reduce-overhead" replays CUDA graphs.
     """
 
     numerics: str = "fused"
@@ -38,6 +40,7 @@ class Config:
     verbose: bool = False
     inductor: bool = True
     kernels: bool = False
+    mode: str | None = None
 
     @classmethod
     def of(cls, options: Mapping[str, Any] | None) -> Config:
