@@ -17,7 +17,9 @@ FILE is a program, or a .toml config, which options override:
 
 A program with opaque calls becomes one artifact for each segment between them, OUT_1.so, OUT_2.so ...; the report says
 what is called between, with which tensors. --backward also builds the derived backward, OUT_backward.so; the forward
-then returns what it reads, and `coda derive` prints both. Building needs nvcc but no GPU; `coda doctor` says what is missing.
+then returns what it reads, and `coda derive` prints both.
+
+Building needs nvcc but no GPU; `coda doctor` says what is missing.
 """
 
 from __future__ import annotations
@@ -48,7 +50,9 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", type=Path, metavar="OUT.so", help="the library; OUT.h is put beside it")
     parser.add_argument("--backward", action="store_true", help="build the derived backward, too: OUT_backward.so")
     parser.add_argument("--wrt", metavar="NAMES", help="parameters that want gradients (default: all that can)")
-    parser.add_argument("--memory", choices=MEMORY, default="fast", help="low: recompute products, in chunks; keep less")
+    parser.add_argument(
+        "--memory", choices=MEMORY, default="fast", help="low: recompute products, in chunks; keep less"
+    )
     parser.add_argument("--arch", choices=ARCHES, help="the target (default: sm_90a)")
     parser.add_argument("--tile", metavar="128x192", help="TileM x TileN; several with commas (default: by --dims)")
     parser.add_argument("--no-build", action="store_true", help="generate the sources only; needs no nvcc")
