@@ -16,6 +16,7 @@ from dataclasses import replace
 from coda.ir import Node, Program, substitute
 from coda.ops import build, rebuild
 from coda.passes.labels import Label, Note, note
+from coda.passes.narrow import products_below
 from coda.passes.save import is_never_zero
 
 NAME = "sink"
@@ -25,18 +26,21 @@ Factored = tuple[Node | None, Node]  # a factor of whole rows (None: 1), and wha
 
 
 def sink(program: Program) -> tuple[Program, tuple[Note, ...]]:
-    """The program with the factors of rows last in every result that is linear in products, and what was moved."""
+    """The program with the factors of rows last in every result, and operand of an opaque call, that is linear in
+    products, and what was moved."""
     factored: dict[Node, Factored] = {}
-    free: set[Node] = set()  # of products
+    known = _Known(program)
     for node in program.nodes():
-        if node.op != "dot" and all(a in free for a in node.args):
-            free.add(node)
-        elif (found := _factored(node, factored, free)) is not None:
+        if (found := _factored(node, factored, known)) is not None:
             factored[node] = found
+            known.linear[node] = frozenset({node}).union(*(known.linear.get(a, ()) for a in node.args))
+    called = dict(program.names)
+    stored = {o.value: o.name for o in program.outputs}
+    stored |= {a: called.get(a, "an operand") for n in program.nodes() if n.op == "call" for a in n.args}
     moved = {
         value: build("mul", row, rest, span=value.span)
         for value, (row, rest) in factored.items()
-        if row is not None and row not in value.args and any(_is_result(value, o.value) for o in program.outputs)
+        if row is not None and row not in value.args and any(_is_result(value, x) for x in stored)
     }
     if not moved:
         return program, ()
@@ -44,27 +48,40 @@ def sink(program: Program) -> tuple[Program, tuple[Note, ...]]:
     result = program.with_outputs(replace(o, value=new[o.value]) for o in program.outputs)
     names = tuple((new[n], name) for n, name in program.names if n in new)
     notes = tuple(
-        note(NAME, f"a row factor of '{o.name}' is behind all that is linear", Label("it multiplies a sum"), value)
+        note(NAME, f"a row factor of '{name}' is behind all that is linear", Label("it multiplies a sum"), value)
         for value in moved
-        for o in program.outputs
-        if _is_result(value, o.value)
+        for x, name in stored.items()
+        if _is_result(value, x)
     )
     return replace(result, names=names), notes
 
 
 def _is_result(value: Node, stored: Node) -> bool:
-    """Whether a value is what an output stores, but for its rounding and the order of its axes."""
+    """Whether a value is what is stored, but for its rounding and the order of its axes."""
     while stored is not value and stored.op in ("cast", "layout"):
         (stored,) = stored.args
     return stored is value
 
 
-def _factored(node: Node, factored: dict[Node, Factored], free: set[Node]) -> Factored | None:
+class _Known:
+    """What is known without a product."""
+
+    def __init__(self, program: Program):
+        self.below = products_below(program)
+        self.linear: dict[Node, frozenset[Node]] = {}  # what a value that is linear in products is made of
+
+    def without(self, node: Node, value: Node) -> bool:
+        """Whether ``node`` is known without the products in which ``value`` is linear: without any product, or as a
+        statistic of rows that earlier ones made."""
+        return not self.below[node] or (is_never_zero(node) and not self.below[node] & self.linear[value])
+
+
+def _factored(node: Node, factored: dict[Node, Factored], known: _Known) -> Factored | None:
     """A value that is linear in products as (factor, rest); None where it is not."""
     if node.op == "dot":
         return None, node
     if node.op in ("mul", "div"):
-        return _scaled(node, factored, free)
+        return _scaled(node, factored, known)
     if node.op not in _LINEAR or any(a not in factored for a in node.args):
         return None
     rows = {factored[a][0] for a in node.args}
@@ -76,15 +93,15 @@ def _factored(node: Node, factored: dict[Node, Factored], free: set[Node]) -> Fa
     return row, rebuild(node, [factored[a][1] for a in node.args])
 
 
-def _scaled(node: Node, factored: dict[Node, Factored], free: set[Node]) -> Factored | None:
+def _scaled(node: Node, factored: dict[Node, Factored], known: _Known) -> Factored | None:
     """A product with something that is known without the products."""
     first, second = node.args
-    if first in factored and second in free:
+    if first in factored and known.without(second, first):
         row, rest = factored[first]
         if row is None and node.op == "mul" and is_never_zero(second):
             return second, rest
         return row, rebuild(node, [rest, second])
-    if second in factored and first in free and node.op == "mul":
+    if second in factored and known.without(first, second) and node.op == "mul":
         row, rest = factored[second]
         if row is None and is_never_zero(first):
             return first, rest
