@@ -31,7 +31,7 @@ def narrow(program: Program, upstream: Collection[str]) -> tuple[Program, tuple[
         for c in program.nodes()
         if c.op == "cast" and c in operands and c.args[0] in gradients and c.args[0].dtype == F32
     }
-    needs = _products(program)
+    needs = products_below(program)
     later = {n: [a for a in n.args if a in rounded and needs[n] - needs[a]] for n in program.nodes() if n.op != "dot"}
     readers = {n: again for n, again in later.items() if again}
 
@@ -49,7 +49,7 @@ def narrow(program: Program, upstream: Collection[str]) -> tuple[Program, tuple[
     return rewrite(program, visit), notes
 
 
-def _products(program: Program) -> dict[Node, frozenset[Node]]:
+def products_below(program: Program) -> dict[Node, frozenset[Node]]:
     """The products that each value depends on."""
     found: dict[Node, frozenset[Node]] = {}
     for node in program.nodes():

@@ -76,6 +76,16 @@ def test_rotated_heads_are_read_back_from_q_and_k() -> None:
     assert backward.saved == ("q", "k", "v", "r")
 
 
+def test_the_factor_may_be_of_rows_that_another_product_made() -> None:
+    """A norm behind a product, as that of the next layer: q is read back as well."""
+    backward, notes = derive(program(
+        "program p(o: bf16[M, A], v: bf16[D, A], w: bf16[(H d), D], c: f32[M, f], s: f32[M, f], eps: f32 = 1e-5) {"
+        " dim d = 2*f; x = cast(o @ v.T, bf16); n = x * rsqrt(mean(x * x, D) + eps);"
+        " return x, q = rope_half(n @ w.T, c, s): bf16[M, H, d] }"))  # fmt: skip
+    assert any(n.rule == "sink" for n in notes)
+    assert not any(name.startswith("acc") for name in backward.saved)
+
+
 def test_eager_rounding_moves_nothing() -> None:
     p = program(returning("rope_half(r * acc, c, s)"))
     assert not any("sink" in str(n) for n in optimize(p, "eager")[1])
