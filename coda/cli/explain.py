@@ -13,6 +13,7 @@ from typing import Any
 
 from coda import cost as costs
 from coda.cli.common import add_json, add_request, print_json, write_text
+from coda.cli.proofs import proofs
 from coda.cli.report import Report, Side
 from coda.cli.request import Request, from_args
 from coda.cli.svg import svg
@@ -27,6 +28,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tile", metavar="128x192", help="the tile of the kernels (default: by size)")
     parser.add_argument("--backward", action="store_true", help="explain the derived backward, too")
     parser.add_argument("--wrt", metavar="NAMES", help="parameters that want gradients (default: all that can)")
+    parser.add_argument("--prove", action="store_true", help="prove every rewrite; exit code 1 where a proof fails")
     parser.add_argument("--svg", type=Path, metavar="OUT.svg", help="draw it: kernels as boxes, tensors as arrows")
     parser.add_argument(
         "--model", action="store_true",
@@ -39,14 +41,16 @@ def run(args: argparse.Namespace) -> int:
     if args.model:
         _show_model(args)
         return 0
-    report = explain(from_args(args), args.gpu, args.backward, args.wrt.split(",") if args.wrt else None)
+    request, wrt = from_args(args), args.wrt.split(",") if args.wrt else None
+    report = explain(request, args.gpu, args.backward, wrt)
+    found = tuple(proofs(request.program, args.backward, wrt, report.lowered)) if args.prove else ()
     if args.svg is not None:
         write_text(args.svg, svg([report]))
     if args.json:
-        print_json(report.document())
+        print_json(report.document() | ({"proofs": [p.document() for p in found]} if args.prove else {}))
     else:
-        print(report.text())
-    return 0
+        print("\n".join([report.text(), *(["", "proofs"] if args.prove else []), *(f"  {p}" for p in found)]))
+    return 0 if all(p.holds for p in found) else 1
 
 
 def explain(request: Request, gpu: str = "h200", backward: bool = False, wrt: list[str] | None = None) -> Report:
@@ -63,7 +67,7 @@ def explain(request: Request, gpu: str = "h200", backward: bool = False, wrt: li
 
 def explain_model(name: str, gpu: str) -> tuple[Any, list[Report]]:
     """The report on the products of a model, and one on each program that they are in."""
-    from coda.pytorch.explain import explain_named
+    from coda.pytorch.model import explain_named
 
     model = explain_named(name)
     programs = (load(text).programs.values() for text in model.programs)

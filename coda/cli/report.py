@@ -211,6 +211,10 @@ class Report:
     sides: tuple[Side, ...]
     notes: tuple[Note, ...]
 
+    @property
+    def lowered(self) -> list[Lowered]:
+        return [lowered for side in self.sides for lowered in side.lowered]
+
     def document(self) -> dict[str, Any]:
         forward, *backward = (side.document(self.gpu) for side in self.sides)
         notes = [{"rule": n.rule, "sentence": n.sentence, "label": str(n.label) if n.label else None,

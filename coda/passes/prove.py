@@ -3,9 +3,13 @@
 Every element of a result becomes a sympy expression in the elements of the operands. A rewrite moves sums, products
 and quotients around other functions and never looks into those, so ``rsqrt``, ``silu``, ``where`` ... are left
 uninterpreted: an application is a new unknown, the same one for equal arguments. What remains is an identity of
-rational functions, which sympy decides. Where the polynomials would grow too large the elements of the operands are
-random rationals instead; the arithmetic stays exact, and two different rational functions agree at a random point with
-a probability of about degree / range (Schwartz 1980, Zippel 1979).
+rational functions, which sympy decides. Where the polynomials would grow too large the unknowns are random rationals
+instead; the arithmetic stays exact, and two different rational functions agree at a random point with a probability of
+about degree / range (Schwartz 1980, Zippel 1979).
+
+A derived backward is proved against forward mode: along a direction v of the parameters, ``<d_y, J v> = <d_y J, v>``.
+J v comes from dual numbers, the right side from the program. Both take the derivatives of single functions from their
+records (``coda.ops``), which tests compare with torch; what is proved is all that the pass makes of them.
 
 Rounding is not seen here: that two programs are equal over the reals says nothing about their bits.
 """
@@ -14,20 +18,27 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
+from functools import cache
 from itertools import product
 from typing import Any
 
 import sympy
 
+from coda.dtypes import F32
 from coda.errors import CodaError
-from coda.ir import Axis, Node, Program
-from coda.ops import OPS
+from coda.frontend import expression
+from coda.ir import Axis, Node, Program, Type
+from coda.ops import OPS, build
+from coda.passes.differentiate import Backward
 
 SYMBOLIC_PRODUCTS = 2  # programs with more products than this are evaluated at random rationals
+SYMBOLIC_ELEMENTS = 500  # and so are those whose values have more elements than this
 POINTS = 3
-RANGE = 10**4
+MANY_ELEMENTS = 20_000  # from here on one point is enough: there is more to find an error by
+RANGE = 10**6
 
 Position = Mapping[str, int]
 
@@ -56,10 +67,12 @@ def prove(
         raise CodaError.of(f"'{before.name}' and '{after.name}' have no output in common")
     sizes = _sizes(before, after) | dict(sizes or {})
     if symbolic is None:
-        symbolic = max(sum(n.op == "dot" for n in p.nodes()) for p in (before, after)) <= SYMBOLIC_PRODUCTS
+        products = max(sum(n.op == "dot" for n in p.nodes()) for p in (before, after))
+        symbolic = products <= SYMBOLIC_PRODUCTS and _elements(before, sizes) <= SYMBOLIC_ELEMENTS
+    points = _points(before, sizes)
     shown = ", ".join(f"{n}={s}" for n, s in sizes.items())
-    method = f"symbolic, {shown}" if symbolic else f"exact, at {POINTS} random rational points, {shown}"
-    for seed in [None] if symbolic else range(POINTS):
+    method = f"symbolic, {shown}" if symbolic else f"exact, at {_count(points, 'random rational point')}, {shown}"
+    for seed in [None] if symbolic else range(points):
         unknowns = _Unknowns(seed)
         elements = [_Elements(p, sizes, unknowns) for p in (before, after)]
         for name in names:
@@ -68,9 +81,52 @@ def prove(
     return Proof(True, method)
 
 
+def prove_gradients(backward: Backward, sizes: Mapping[str, int] | None = None) -> Proof:
+    """Whether the gradients of a derived backward are those of its forward."""
+    both = backward.joined()
+    sizes = _sizes(backward.forward, both) | dict(sizes or {})
+    points = _points(backward.forward, sizes)
+    shown = ", ".join(f"{n}={s}" for n, s in sizes.items())
+    method = f"exact, along {_count(points, 'random direction')}, {shown}"
+    seeds = {p.name: p.type for p in both.params} | {p.name: p.type for p in backward.backward.params}
+    for seed in range(points):
+        unknowns = _Unknowns(seed)
+        forward = _Duals(backward.forward, sizes, unknowns, backward.gradients)
+        gradients = _Elements(both, sizes, unknowns)
+        pushed = pulled = Fraction(0)
+        for output in backward.forward.outputs:
+            if (name := f"d_{output.name}") in seeds:
+                dy = build("input", name=name, type=seeds[name])
+                for key, y in forward.output(output.name).items():
+                    pushed += gradients.at(dy, dict(key)) * _tangent(y)
+        for param, name in backward.gradients.items():
+            for key, d in gradients.output(name).items():
+                pulled += d * unknowns.operand(_element_name(f"direction {param}", dict(key)))
+        if pushed != pulled:
+            return Proof(False, method, "the gradients along a direction")
+    return Proof(True, method)
+
+
 def _sizes(*programs: Program) -> dict[str, int]:
-    symbols = {s.name: None for p in programs for a in p.axes for s in sorted(a.size.free_symbols, key=str)}
+    """A size for each axis, and for what else sizes are made of."""
+    found: list[sympy.Expr] = [a.size for p in programs for a in p.axes]
+    found += [value for p in programs for n in p.nodes() for _, value in n.attrs if isinstance(value, sympy.Expr)]
+    symbols = dict.fromkeys(s.name for size in found for s in sorted(size.free_symbols, key=str))
     return {name: 2 + i % 2 for i, name in enumerate(symbols)}
+
+
+def _elements(program: Program, sizes: Mapping[str, int]) -> int:
+    """How many elements the values of a program have, all together."""
+    known = {sympy.Symbol(n, integer=True, positive=True): s for n, s in sizes.items()}
+    return sum(int(n.type.elements.subs(known)) for n in program.nodes())
+
+
+def _points(program: Program, sizes: Mapping[str, int]) -> int:
+    return 1 if _elements(program, sizes) > MANY_ELEMENTS else POINTS
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"
 
 
 def _first_difference(name: str, before: _Elements, after: _Elements) -> str | None:
@@ -83,6 +139,8 @@ def _first_difference(name: str, before: _Elements, after: _Elements) -> str | N
 
 def _normal(x: Any) -> Any:
     """The normal form of a rational function of unknowns."""
+    if isinstance(x, (_Dual, Fraction)):
+        return x
     x = sympy.sympify(x)
     return x if x.is_Atom else sympy.cancel(sympy.together(x))
 
@@ -95,14 +153,28 @@ class _Unknowns:
         self.applied: dict[tuple[Any, ...], sympy.Symbol] = {}
 
     def operand(self, name: str) -> Any:
-        if self.seed is None:
-            return sympy.Symbol(name)
-        generator = random.Random(f"{self.seed} {name}")
-        return sympy.Rational(generator.randint(1, RANGE), generator.randint(1, RANGE))
+        return sympy.Symbol(name) if self.seed is None else self.rational(name)
+
+    def rational(self, name: str) -> Any:
+        """A random number, the same one for the same name. Halves: sums of products keep small denominators."""
+        return Fraction(2 * random.Random(f"{self.seed} {name}").randint(-RANGE, RANGE) + 1, 2)
+
+    def number(self, value: Any) -> Any:
+        """A number that the program says: random numbers are Fractions, which are faster than those of sympy."""
+        return sympy.Rational(value) if self.seed is None else Fraction(value)
 
     def apply(self, function: str, arguments: Sequence[Any]) -> Any:
         """The unknown that stands for a function of these arguments."""
+        if self.seed is not None:
+            return self.rational(f"{function}({', '.join(map(str, arguments))})")
         return self.applied.setdefault((function, *arguments), sympy.Symbol(f"{function}{len(self.applied)}"))
+
+    def compare(self, op: str, a: Any, b: Any) -> Any:
+        """A comparison, 1 or 0: decided for integers, else a function like any other."""
+        if _is_integer(a) and _is_integer(b):
+            return self.number(int(_COMPARISONS[op](int(a), int(b))))
+        unknown = self.apply(op, [a, b])
+        return unknown if self.seed is None else self.number(int(unknown > 0))
 
 
 class _Elements:
@@ -112,6 +184,8 @@ class _Elements:
         self.program, self.unknowns = program, unknowns
         self.symbols = {sympy.Symbol(n, integer=True, positive=True): s for n, s in sizes.items()}
         self.cache: dict[tuple[Node, tuple[int, ...]], Any] = {}
+        self.known_sizes: dict[sympy.Expr, int] = {}
+        self.calls: dict[tuple[Node, ...], Any] = {}  # what stands for all results of an opaque call of these operands
 
     def output(self, name: str) -> dict[tuple[tuple[str, int], ...], Any]:
         """The elements of an output, keyed by (axis, position) sorted by axis: layouts may differ."""
@@ -122,10 +196,12 @@ class _Elements:
         return {key: self.at(value, dict(key)) for key in keys}
 
     def size(self, size: sympy.Expr) -> int:
-        value = size.subs(self.symbols)
-        if not value.is_Integer or value < 0:
-            raise CodaError.of(f"the size {size} is {value}; give sizes that fit")
-        return int(value)
+        if size not in self.known_sizes:
+            value = size.subs(self.symbols)
+            if not value.is_Integer or value < 0:
+                raise CodaError.of(f"the size {size} is {value}; give sizes that fit")
+            self.known_sizes[size] = int(value)
+        return self.known_sizes[size]
 
     def at(self, node: Node, position: Position) -> Any:
         key = (node, tuple(position[a.name] for a in node.type.axes))
@@ -141,7 +217,10 @@ class _Elements:
         arguments = [_normal(self.at(a, at)) for a in node.args]
         if node.op in _ARITHMETIC:
             return _normal(_ARITHMETIC[node.op](*arguments))
-        return self.unknowns.apply(node.op, arguments)
+        return self.apply(node.op, arguments)
+
+    def apply(self, function: str, arguments: Sequence[Any]) -> Any:
+        return self.unknowns.apply(function, arguments)
 
     def positions(self, axes: Sequence[Axis]) -> list[dict[str, int]]:
         ranges = [range(self.size(a.size)) for a in axes]
@@ -154,14 +233,14 @@ class _Elements:
         if node.op == "reduce_sum":
             return _normal(sum(values))
         if node.op == "reduce_mean":
-            return _normal(sum(values) / sympy.Integer(len(values)))
-        return self.unknowns.apply(node.op, sorted(map(_normal, values), key=str))
+            return _normal(sum(values) / self.unknowns.number(len(values)))
+        return self.apply(node.op, sorted(map(_normal, values), key=str))
 
     def input(self, node: Node, at: Position) -> Any:
         """An element of a parameter. Integers are positions: 0 or 1."""
         if node.dtype.kind != "float":
-            return sympy.Integer(sum(at.values()) % 2)
-        return self.unknowns.operand("_".join([node.attr("name"), *(f"{a}{i}" for a, i in sorted(at.items()))]))
+            return self.unknowns.number(sum(at.values()) % 2)
+        return self.unknowns.operand(_element_name(node.attr("name"), at))
 
     def concat(self, node: Node, at: Position) -> Any:
         position, axis = at[node.attr("axis").name], node.attr("axis")
@@ -177,6 +256,14 @@ class _Elements:
         terms = (self.at(a, {**at, **k}) * self.at(b, {**at, **k}) for k in self.positions(a.type.dims[1]))
         return _normal(sum(terms))
 
+    def call(self, node: Node, at: Position) -> Any:
+        """An opaque function may read all of its operands for each element."""
+        if node.args not in self.calls:
+            read = [self.at(a, position) for a in node.args for position in self.positions(a.type.axes)]
+            self.calls[node.args] = self.unknowns.apply(node.attr("callee").name, list(map(_normal, read)))
+        name = _element_name(f"result {node.attr('result')}", dict(zip("ijklmn", at.values(), strict=False)))
+        return self.unknowns.apply(name, [self.calls[node.args]])
+
     def gather(self, node: Node, at: Position) -> Any:
         table, index = node.args
         return self.at(table, {**at, node.attr("axis"): int(self.at(index, at))})
@@ -184,19 +271,114 @@ class _Elements:
     def pick(self, node: Node, at: Position) -> Any:
         z, label = node.args
         position, size = int(self.at(label, at)), self.size(z.type.axis(node.attr("axis")).size)  # type: ignore[union-attr]
-        return self.at(z, {**at, node.attr("axis"): position}) if 0 <= position < size else sympy.Integer(0)
+        return self.at(z, {**at, node.attr("axis"): position}) if 0 <= position < size else self.unknowns.number(0)
 
     def where(self, node: Node, at: Position) -> Any:
-        condition, a, b = (_normal(self.at(x, at)) for x in node.args)
-        if condition in (sympy.true, sympy.false):
-            return a if condition else b
-        return self.unknowns.apply("where", [condition, a, b])
+        condition = _value(_normal(self.at(node.args[0], at)))
+        if _is_integer(condition):
+            return self.at(node.args[1 if condition else 2], at)
+        return self.apply("where", [condition, *(_normal(self.at(x, at)) for x in node.args[1:])])
 
     def compared(self, node: Node, at: Position) -> Any:
-        a, b = (_normal(self.at(x, at)) for x in node.args)
-        if a.is_Integer and b.is_Integer:
-            return sympy.sympify(_COMPARISONS[node.op](int(a), int(b)))
-        return self.unknowns.apply(node.op, [a, b])
+        a, b = (_value(_normal(self.at(x, at))) for x in node.args)
+        return self.unknowns.compare(node.op, a, b)
+
+
+@dataclass(frozen=True)
+class _Dual:
+    """A value and its derivative along a direction."""
+
+    value: Any
+    tangent: Any
+
+    def __add__(self, other: Any) -> _Dual:
+        return _Dual(self.value + _value(other), self.tangent + _tangent(other))
+
+    def __neg__(self) -> _Dual:
+        return _Dual(-self.value, -self.tangent)
+
+    def __sub__(self, other: Any) -> _Dual:
+        return self + -other
+
+    def __rsub__(self, other: Any) -> _Dual:
+        return -self + other
+
+    def __mul__(self, other: Any) -> _Dual:
+        return _Dual(self.value * _value(other), self.tangent * _value(other) + self.value * _tangent(other))
+
+    def __truediv__(self, other: Any) -> _Dual:
+        quotient = self.value / _value(other)
+        return _Dual(quotient, (self.tangent - quotient * _tangent(other)) / _value(other))
+
+    def __rtruediv__(self, other: Any) -> _Dual:
+        return _Dual(other, Fraction(0)) / self
+
+    __radd__, __rmul__ = __add__, __mul__
+
+
+def _is_integer(x: Any) -> bool:
+    return bool(x.denominator == 1 if isinstance(x, (int, Fraction)) else x.is_Integer)
+
+
+def _value(x: Any) -> Any:
+    return x.value if isinstance(x, _Dual) else x
+
+
+def _tangent(x: Any) -> Any:
+    return x.tangent if isinstance(x, _Dual) else Fraction(0)
+
+
+class _Duals(_Elements):
+    """Elements with their derivatives along a random direction of the parameters ``moving``."""
+
+    def __init__(self, program: Program, sizes: Mapping[str, int], unknowns: _Unknowns, moving: Collection[str]):
+        super().__init__(program, sizes, unknowns)
+        self.moving = moving
+
+    def input(self, node: Node, at: Position) -> Any:
+        value, name = super().input(node, at), node.attr("name")
+        moves = name in self.moving
+        return _Dual(value, self.unknowns.operand(_element_name(f"direction {name}", at))) if moves else value
+
+    def apply(self, function: str, arguments: Sequence[Any]) -> Any:
+        values = [_value(a) for a in arguments]
+        y = super().apply(function, values)
+        known = dict(zip("abc", values, strict=False)) | {"y": y, "dy": Fraction(1)}
+        texts: tuple[str | None, ...] = OPS[function].derivative or ()
+        if OPS[function].family == "reduce":  # of one operand, whose text holds for each of its elements
+            texts = texts * len(arguments)
+            ties = sum(self.unknowns.compare("eq", v, y) for v in values)
+            known |= {"count": Fraction(len(values)), "ties": ties}
+        tangent = Fraction(0)
+        for text, argument in zip(texts, arguments, strict=False):
+            if text is not None and _tangent(argument) != 0:
+                own = {"a": _value(argument)} if OPS[function].family == "reduce" else {}
+                tangent += self.slope(text, known | own) * _tangent(argument)
+        return _Dual(y, tangent)
+
+    def slope(self, text: str, known: Mapping[str, Any]) -> Any:
+        """A derivative text at a point."""
+        return _At(known, self.unknowns).at(_parsed(text, tuple(known)), {})
+
+
+@cache
+def _parsed(text: str, names: tuple[str, ...]) -> Node:
+    return expression(text, None, **{n: build("input", name=n, type=Type(F32)) for n in names})
+
+
+class _At(_Elements):
+    """A text over numbers."""
+
+    def __init__(self, known: Mapping[str, Any], unknowns: _Unknowns):
+        super().__init__(Program("at", (), ()), {}, unknowns)
+        self.known = known
+
+    def input(self, node: Node, at: Position) -> Any:
+        return self.known[node.attr("name")]
+
+
+def _element_name(name: str, at: Position) -> str:
+    return "_".join([name, *(f"{a}{i}" for a, i in sorted(at.items()))])
 
 
 _ARITHMETIC: dict[str, Callable[..., Any]] = {
@@ -223,21 +405,18 @@ def _operand(e: _Elements, n: Node, at: Position) -> Any:
 
 def _constant(e: _Elements, n: Node, at: Position) -> Any:
     value = n.attr("value")
-    return sympy.sympify(value) if math.isfinite(value) and isinstance(value, int) else _float(value)
-
-
-def _float(value: float) -> Any:
-    return sympy.Rational(value) if math.isfinite(value) else sympy.Symbol(str(value))
+    return e.unknowns.number(value) if math.isfinite(value) else e.unknowns.operand(str(value))
 
 
 _ELEMENTS: dict[str, Callable[[_Elements, Node, Position], Any]] = {
     **dict.fromkeys(("cast", "default", "transpose", "layout", "partial"), _operand),
     **dict.fromkeys(_COMPARISONS, _Elements.compared),
-    "input": _Elements.input,
+    "input": lambda e, n, at: e.input(n, at),
     "const": _constant,
-    "index": lambda e, n, at: sympy.Integer(at[n.attr("axis").name]),
-    "size": lambda e, n, at: sympy.Integer(e.size(n.attr("expr"))),
+    "index": lambda e, n, at: e.unknowns.number(at[n.attr("axis").name]),
+    "size": lambda e, n, at: e.unknowns.number(e.size(n.attr("expr"))),
     "dot": _Elements.dot,
+    "call": _Elements.call,
     "slice": lambda e, n, at: e.at(n.args[0], {**at, n.attr("axis"): n.attr("index")}),
     "part": lambda e, n, at: e.at(n.args[0], {**at, n.attr("axis"): e.size(n.attr("start")) + at[n.attr("into").name]}),
     "stack": lambda e, n, at: e.at(n.args[at[n.attr("axis").name]], at),
@@ -245,5 +424,5 @@ _ELEMENTS: dict[str, Callable[[_Elements, Node, Position], Any]] = {
     "gather": _Elements.gather,
     "pick": _Elements.pick,
     "where": _Elements.where,
-    "rand": lambda e, n, at: e.unknowns.apply("rand", [sympy.Integer(i) for i in at.values()]),
+    "rand": lambda e, n, at: e.unknowns.apply("rand", [e.unknowns.number(i) for i in at.values()]),
 }

@@ -9,11 +9,15 @@ import torch
 
 from coda.frontend import load_path
 from coda.ir import Program
+from coda.passes import derive
 from coda.passes.delay_norm import delay_norm
 from coda.passes.differentiate import differentiate
+from coda.passes.eager import round_as_eager
 from coda.passes.prove import prove
 from coda.printer import print_program
-from coda.runtime.compare import compare
+from coda.runtime.binding import bind, shapes_of
+from coda.runtime.compare import compare, measure
+from coda.runtime.gradients import autograd, random_seeds
 from coda.runtime.inputs import random_inputs
 from coda.runtime.reference import evaluate
 from coda.verify import verify
@@ -186,6 +190,53 @@ def test_delayed_norms_pass_the_error_gate(kind, norm):
     inputs = random_inputs(before, {"M": 32, "D": 64, "N": 48, "F": 8}) | {"x": rows(kind)}
     comparison = compare(before, inputs, evaluate(delayed(before), inputs))
     assert comparison.ok, comparison
+
+
+@pytest.mark.parametrize("kind", ["plain", "scaled", "zero", "eps dominates", "outliers"])
+def test_gradients_of_delayed_norms_pass_the_error_gate(kind):
+    """As the compiler derives them, against autograd in float64; eager is autograd with eager PyTorch's roundings."""
+    torch.manual_seed(0)
+    before = linear("rms_norm(x, g, eps)")
+    sizes = {"M": 32, "D": 64, "N": 48}
+    inputs = random_inputs(before, sizes | {"F": 8}) | {"x": rows(kind)}
+    sizes = bind(before, shapes_of(inputs), sizes)
+    backward, _ = derive(before, ["x", "g", "w"])
+    kept = evaluate(backward.forward, inputs)
+    seeds = random_seeds(before, backward.backward, sizes, 1)
+    known = {**inputs, **kept, **{f"d_{n}": s for n, s in seeds.items()}}
+    got = evaluate(backward.backward, {p.name: known[p.name] for p in backward.backward.params})
+    exact = autograd(before, inputs, seeds, sizes)
+    eager = autograd(round_as_eager(before), inputs, seeds, sizes, exact=False)
+    outputs = {o.name: o for o in backward.backward.outputs}
+    for name, output in backward.gradients.items():
+        error = measure(outputs[output], got[output], exact[name], eager[name].to(got[output].dtype))
+        assert error.ok, (name, error)
+
+
+def test_layer_norm_of_rows_whose_mean_cancels():
+    """Row by row, each with its own |mean| / std: the bound of the documentation holds for every row, not on average.
+    Rows of large values that cancel (mean 0) lose nothing; rows of zeros give the bias exactly."""
+    torch.manual_seed(0)
+    head = HEAD.replace("w:", "const w:")
+    before = program(f"program p({head}) {{ return y = layer_norm(x, g, b, eps) @ w.T: bf16 }}")
+    inputs = random_inputs(before, {"M": 48, "D": 64, "N": 48, "F": 8})
+    x = torch.randn(48, 64)
+    signs = torch.tensor([1.0, -1.0]).repeat(32)
+    x[0::6] = 1e4 * signs * (1 + 0.01 * x[0::6])  # large, and the mean cancels
+    x[1::6] = 1e-4 * x[1::6]  # eps dominates
+    x[2::6] += 30.0  # the mean dominates
+    x[3::6] = 0.0
+    x[4::6] *= 1e4
+    inputs["x"] = x.bfloat16()
+    exact = evaluate(before, inputs, exact=True)["y"]
+    got = evaluate(delayed(before), inputs)["y"].double()
+    stored = inputs["x"].double()
+    std = (stored.var(1, unbiased=False) + 1e-5).sqrt()
+    bound = 2.0**-8 * (1 + stored.mean(1).abs() / std)  # of what the row's product is made of
+    scale = inputs["w"].double().norm() / 48**0.5 * (inputs["g"].double().norm() + inputs["b"].double().norm())
+    error = (got - exact).abs().amax(1)
+    assert (error <= bound * scale).all(), (error / (bound * scale)).max()
+    torch.testing.assert_close(got[3::6], exact[3::6], rtol=2**-8, atol=0)
 
 
 @pytest.mark.parametrize("offset", [0, 1, 10, 100])
