@@ -16,7 +16,7 @@ from coda.version import __version__
 
 if TYPE_CHECKING:
     from coda.ir import Program
-    from coda.pytorch import explain
+    from coda.pytorch import explain, optimize
     from coda.runtime.api import compile, load, parse
     from coda.runtime.callable import CompiledProgram
     from coda.runtime.externs import register
@@ -27,11 +27,15 @@ _LAZY = {
     "compile": "coda.runtime.api",
     "explain": "coda.pytorch",
     "load": "coda.runtime.api",
+    "optimize": "coda.pytorch",
     "parse": "coda.runtime.api",
     "register": "coda.runtime.externs",
 }
 
-__all__ = ["CodaError", "CompiledProgram", "Program", "__version__", "compile", "explain", "load", "parse", "register"]
+__all__ = [
+    "CodaError", "CompiledProgram", "Program", "__version__", "compile", "explain", "load", "optimize", "parse",
+    "register",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

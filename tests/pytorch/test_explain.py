@@ -10,6 +10,8 @@ from torch import nn
 
 import coda
 from coda.cli import main
+from coda.errors import CodaError
+from coda.pytorch.report import listening
 
 
 class Gated(nn.Module):
@@ -69,3 +71,21 @@ def test_the_kernels_of_a_model(tmp_path, capsys):
 def test_a_model_that_is_not_there(name, capsys):
     assert main(["explain", "--model", name]) == 1
     assert "name a function as module:factory" in capsys.readouterr().err
+
+
+def test_optimize_lists_and_does():
+    model, (x,) = factory()
+    want = model(x)
+    report = coda.optimize(model, x, dry=True)
+    assert (report.fused, report.total) == (3, 4) and model._compiled_call_impl is None
+    assert str(coda.optimize(model, x, options={"inductor": False})) == str(report)
+    with listening() as graphs:
+        torch.testing.assert_close(model(x), want)
+    assert len(graphs) == 1 and len(graphs[0].fused) == 3
+
+
+def test_optimize_wants_a_module_and_known_options():
+    with pytest.raises(CodaError, match=r"takes a module, not a function"):
+        coda.optimize(factory)
+    with pytest.raises(CodaError, match=r"no option 'numeric'"):
+        coda.optimize(*(lambda m, i: (m, *i))(*factory()), options={"numeric": "eager"})

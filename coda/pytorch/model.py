@@ -1,17 +1,19 @@
-"""``coda.explain(model, *inputs)``: what ``torch.compile(model, backend="coda")`` would fuse, and what not, and why."""
+"""``coda.explain(model, *inputs)``: what ``torch.compile(model, backend="coda")`` would fuse, and what not, and why.
+``coda.optimize(model, *inputs)``: the same, and then it is done."""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from torch import fx
+from torch import fx, nn
 
 from coda.errors import CodaError
 from coda.pytorch.backend import coda
+from coda.pytorch.config import Config
 from coda.pytorch.report import Line, Report, listening
 
 
@@ -54,10 +56,36 @@ class ModelReport:
 
 def explain(model: Callable[..., Any], *inputs: Any, **named: Any) -> ModelReport:
     """Compile a model for these inputs, run it once, and report. The options of the backend are its defaults."""
+    return _report(model, inputs, named, {})
+
+
+def optimize(
+    model: nn.Module, *inputs: Any, dry: bool = False, options: Mapping[str, Any] | None = None, **named: Any
+) -> ModelReport:
+    """Compile a module in place: calls of it, and of what contains it, run its programs from now on.
+
+    ``inputs`` are those of a call; the report says what becomes of each product for them, before any kernel is built.
+    With ``dry`` nothing but the report is made. ``options`` are those of the backend (``coda.pytorch.config``).
+    """
+    if not isinstance(model, nn.Module):
+        raise CodaError.of(
+            f"coda.optimize takes a module, not a {type(model).__name__}", "torch.compile(function, backend='coda')"
+        )
+    chosen = asdict(Config.of(options))
+    report = _report(model, inputs, named, chosen)
+    if not dry:
+        model.compile(backend="coda", options=chosen)
+    return report
+
+
+def _report(
+    model: Callable[..., Any], inputs: Sequence[Any], named: Mapping[str, Any], options: Mapping[str, Any]
+) -> ModelReport:
+    """What one call compiles."""
 
     def backend(gm: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
         """Another one each time: what was compiled before is compiled again, and is not used later."""
-        return coda(gm, examples, options={"inductor": False})
+        return coda(gm, examples, options={**options, "inductor": False})
 
     with listening() as graphs:
         torch.compile(model, backend=backend)(*inputs, **named)
