@@ -19,6 +19,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from benchmarks.records import RESULTS, Row, write
 from benchmarks.run import ROOT, device_name, versions
 from coda.cli.report import Side
 from coda.errors import CodaError
+from coda.pytorch.backend import coda as coda_backend
 from coda.runtime.callable import CompiledProgram
 from coda.runtime.timing import CudaTimer, interleave
 
@@ -50,6 +52,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=30, help="at most; 0 only warms the caches of torch.compile")
     parser.add_argument("--budget", type=float, default=80, help="seconds for all rounds")
     parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
+    parser.add_argument("--backend", action="store_true", help="also torch.compile with backend='coda', which builds")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the JSON file")
     args = parser.parse_args(argv)
     if not torch.cuda.is_available():
@@ -139,6 +142,9 @@ def candidates(
         call = chain([artifacts[n] for n in needed], ours_of(x, model))
         yield "coda", lambda: call
         yield "coda, graph", lambda: graph(call)
+    if args.backend:
+        compiled = partial(torch.compile, layer.forward, dynamic=False, backend=coda_backend)
+        yield "coda, torch.compile", lambda: run(compiled(), model, layer.TORCH, x)
 
 
 def products(model: Model, x: dict[str, Tensor], backward: bool) -> Call:
