@@ -61,14 +61,19 @@ def artifact(
     ``measured``. With ``chunk`` the kernels run in chunks of the axis of this name."""
     from coda.runtime.library import Artifact
 
-    schedule = lowered(program, numerics, chunk)
+    schedule = lowered(program, numerics, chunk, dims)
     chosen = measured(schedule, dims or {}) if measured and tile is None else {}
     return Artifact(library(schedule, tile, dims, DEFAULT_ARCH, progress, chosen), program=program)
 
 
-def lowered(program: Program, numerics: str = "fused", chunk: str | None = None) -> Schedule:
-    """The kernels of a program, in chunks of an axis where that is named. Raises CodaError where it has none."""
-    return lower_in_chunks(program, chunk, numerics).schedule if chunk else lower_program(program, numerics)
+def lowered(
+    program: Program, numerics: str = "fused", chunk: str | None = None, dims: Mapping[str, int] | None = None
+) -> Schedule:
+    """The kernels of a program, in chunks of an axis where that is named. Raises CodaError where it has none. Of
+    ``dims`` the sizes of heads become part of the kernels."""
+    if chunk:
+        return lower_in_chunks(program, chunk, numerics, dims).schedule
+    return lower_program(program, numerics, dims)
 
 
 def load(path: str | Path) -> Artifact:
@@ -89,7 +94,7 @@ def build(
     chosen: Mapping[str, Tile] | None = None,
 ) -> Path:
     """Build ``NAME.so``. With ``out`` the library and its header (OUT with suffix .h) are copied there."""
-    built = library(as_schedule(program), tiles, dims, arch, progress, chosen)
+    built = library(as_schedule(program, dims), tiles, dims, arch, progress, chosen)
     if keep_sources is not None:
         keep_sources.mkdir(parents=True, exist_ok=True)
         for file in sorted(built.parent.iterdir()):
@@ -211,10 +216,10 @@ def _cubin(unit: Unit, tools: Toolchain, arch: str, progress: Progress | None) -
         raise
 
 
-def as_schedule(program: Program | Kernel | Schedule) -> Schedule:
+def as_schedule(program: Program | Kernel | Schedule, dims: Mapping[str, int] | None = None) -> Schedule:
     """The kernels of a program, or those that were made of it before."""
     if isinstance(program, Program):
-        return lower_program(program)
+        return lower_program(program, sizes=dims)
     return program if isinstance(program, Schedule) else Schedule.of(program)
 
 

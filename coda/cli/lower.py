@@ -140,7 +140,7 @@ def _lower(
 def _assembly(request: Request, chunk: str | None) -> tuple[Assembly, dict[str, int], dict[str, Tile]]:
     """The kernels and their tiles, the sizes that are known, and the tiles that `coda tune` found best. Sizes that
     kernels would refuse are told now, not when the artifact runs."""
-    schedule = build.lowered(request.program, chunk=chunk)
+    schedule = build.lowered(request.program, chunk=chunk, dims=request.dims)
     sizes = bind(request.program, {}, request.dims)
     chosen = {} if request.tile else tiles_here(schedule, sizes)
     assembly = build.assemble(schedule, request.tile.split(",") if request.tile else None, sizes, chosen)

@@ -50,7 +50,7 @@ class Side:
         if has_calls(program):
             return cls.joined(program, sizes, formulas, tile)
         try:
-            lowered = lower_noting(program)
+            lowered = lower_noting(program, sizes=sizes)
         except CodaError as error:  # what it costs can be told all the same
             return cls(program, sizes, formulas, (), {}, (), reason=error)
         gemms = lowered.schedule.gemms

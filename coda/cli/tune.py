@@ -43,9 +43,8 @@ def run(args: argparse.Namespace) -> int:
     reports = []
     with progress(f"tuning {request.program.name}") as say:
         for part in _parts(request.program):
-            reports.append(
-                tune(build.lowered(part), sizes, jobs=args.jobs, seconds=args.budget, again=args.again, say=say)
-            )
+            kernels = build.lowered(part, dims=sizes)
+            reports.append(tune(kernels, sizes, jobs=args.jobs, seconds=args.budget, again=args.again, say=say))
     if args.json:
         found = [choice.to_json() for report in reports for choice in report.choices]
         saved = all(report.saved for report in reports)

@@ -16,6 +16,7 @@ from coda.passes import fuse
 from coda.passes.bare import LABEL as BARE
 from coda.passes.bare import products
 from coda.passes.labels import Note, note
+from coda.passes.numbers import with_head_sizes
 from coda.passes.partition import Kernel as Part
 from coda.passes.partition import Partition
 from coda.passes.segments import has_calls
@@ -39,14 +40,15 @@ class Lowered:
     notes: tuple[Note, ...] = ()
 
 
-def lower_program(program: Program, numerics: str = "fused") -> Schedule:
+def lower_program(program: Program, numerics: str = "fused", sizes: Mapping[str, int] | None = None) -> Schedule:
     """The kernels of a program; see ``lower_noting``."""
-    return lower_noting(program, numerics).schedule
+    return lower_noting(program, numerics, sizes).schedule
 
 
-def lower_noting(program: Program, numerics: str = "fused") -> Lowered:
+def lower_noting(program: Program, numerics: str = "fused", sizes: Mapping[str, int] | None = None) -> Lowered:
     """The kernels of a program. Raises CodaError that says why where it cannot be lowered. ``numerics`` is that of the
-    passes that cut it: where it is eager, no rounding moves."""
+    passes that cut it: where it is eager, no rounding moves. Of ``sizes`` those of heads become part of the kernels."""
+    program = with_head_sizes(program, sizes or {})
     if has_calls(program):
         called = ", ".join(dict.fromkeys(n.attr("callee").name for n in program.nodes() if n.op == "call"))
         hint = "coda lower builds its segments, coda.compile also calls what is between them"

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from coda.ir import Program, Type
 from coda.passes.chunk import Chunked, chunk
+from coda.passes.numbers import with_head_sizes
 from coda.target.blocks import Lowered, lower_noting
 from coda.target.legality import DESIGN_SMS
 from coda.target.lower import program_args
@@ -14,8 +17,12 @@ from coda.target.schedule import Loop, Part, schedule_steps
 WIDTH = 128 * DESIGN_SMS
 
 
-def lower_in_chunks(program: Program, axis: str, numerics: str = "fused") -> Lowered:
-    """The kernels of a program in chunks of the axis of this name. Raises CodaError where that cannot be."""
+def lower_in_chunks(
+    program: Program, axis: str, numerics: str = "fused", sizes: Mapping[str, int] | None = None
+) -> Lowered:
+    """The kernels of a program in chunks of the axis of this name. Raises CodaError where that cannot be. ``sizes``: as
+    for a program that is not cut, see ``lower_noting``."""
+    program = with_head_sizes(program, sizes or {})
     cut = chunk(program, axis)
     before = [lower_noting(p, numerics) for p in cut.before]
     body = lower_noting(cut.body, numerics)

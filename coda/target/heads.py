@@ -59,8 +59,9 @@ class HeadLowering:
     @staticmethod
     def _static(size: Size, name: str, node: Node) -> int:
         if not size.is_Integer:
+            given = [f"{s.name}=64" for s in sorted(size.free_symbols, key=str)]
             raise fail(f"the size of '{name}' is {size}, but a head-wise epilogue needs a number", node,
-                       f"declare it, as in {name}=64, or give --dims {name}=64")  # fmt: skip
+                       f"declare it, as in {given[0]}, or give --dims {','.join(given)}")  # fmt: skip
         return int(size)
 
     # ---- outputs to segments ----

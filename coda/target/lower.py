@@ -17,6 +17,7 @@ from coda.ir import Dim, Node, Output, Param, Program, Size, dim_size, rewrite, 
 from coda.ops import OPS, build
 from coda.ops.reduce import REDUCTIONS
 from coda.passes.join import join_products
+from coda.passes.lane_heads import lanes_as_heads
 from coda.passes.lanes import lane_axes, unroll_lanes
 from coda.passes.parts import push_parts
 from coda.target.heads import HeadLowering, is_head_wise
@@ -35,6 +36,7 @@ class _Lowering:
         self.source = program.source
         self.original = program
         try:
+            program = lanes_as_heads(program)
             self.program = join_products(unroll_lanes(program))
             self.product = find_product(self.program, lane_axes(program))
             self.rows, self.columns = self.product.rows, self.product.columns

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from coda.errors import CodaError, did_you_mean
 from coda.ir import Program
+from coda.passes.numbers import with_head_sizes
 from coda.runtime.device import capturing, current_device
 from coda.target import Tile
 from coda.target.schedule import Schedule
@@ -48,7 +49,7 @@ class Tuning:
             return None
         key = (program, device, *sorted(sizes.items()))
         if key not in self._reasons:
-            schedule = self._lowered(program)
+            schedule = self._lowered(with_head_sizes(program, sizes))
             if schedule is not None:
                 self._measure(schedule, sizes)
             found = choices.read(choices.key(schedule, sizes, device)) if schedule is not None else None

@@ -17,10 +17,12 @@ from coda.runtime.compare import compare
 from coda.runtime.inputs import poisoned_outputs, random_inputs
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-NAMES = ("mlp_block", "llama3_mlp", "phi3_mlp", "t5_ff", "gemma2_mlp", "gemma2_logits", "gpt2_mlp", "vit_mlp")
+NAMES = ("mlp_block", "llama3_mlp", "phi3_mlp", "t5_ff", "gemma2_mlp", "gemma2_logits", "gpt2_mlp", "vit_mlp",
+         "llama3_qkv", "qwen3_qkv", "phi3_qkv", "gpt2_qkv")  # fmt: skip
 # Sizes by axis; columns of weights are multiples of eight, the rest is not round.
-SMALL = {"M": 129, "B": 3, "T": 43, "D": 264, "F": 520, "A": 136, "V": 1000}
-LARGE = {"M": 4096, "B": 2, "T": 2048, "D": 2048, "F": 8192, "A": 2048, "V": 32000}
+HEADS = {"HQ": 8, "HK": 2, "H": 8, "d": 64, "f": 32, "P": 4096}  # part of the kernels
+SMALL = {"M": 129, "B": 3, "T": 43, "D": 264, "F": 520, "A": 136, "V": 1000} | HEADS
+LARGE = {"M": 4096, "B": 2, "T": 2048, "D": 2048, "F": 8192, "A": 2048, "V": 32000} | HEADS
 
 
 @lru_cache

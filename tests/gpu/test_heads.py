@@ -103,3 +103,41 @@ def test_three_weights_in_one_kernel(tile: str) -> None:
         assert call.last_route.kind == "kernel"
         result = compare(program, inputs, out)
         assert result.ok, f"{tile} {sizes}\n{result}"
+
+
+THIRDS = """
+program thirds(x: bf16[(B T), D], w: bf16[{order}], bias: bf16[(s H d)]?, const H) {{
+    z = x @ w{turned} + bias
+    return q = z.s[0]: bf16[B, H, T, d], k = gelu_tanh(z.s[1]): bf16[B, T, H, d], v = z.s[2]: f32[(B T), (H d)]
+}}
+"""
+
+
+@pytest.mark.parametrize("order", ["D, (s=3 H d=64)", "(s=3 H d=64), D", "D, (s=3 H d=96)"])
+@pytest.mark.parametrize("heads", [1, 12])
+def test_thirds_of_one_weight_as_gpt2_has_them(order: str, heads: int) -> None:
+    text = THIRDS.format(order=order, turned=".T" if order.startswith("(") else "")
+    program = coda.parse(text, H=heads).programs["thirds"]
+    for seed, (b, t, k) in enumerate(((1, 1, 64), (3, 57, 136), (2, 300, 768))):
+        sizes = {"B": b, "T": t, "D": k}
+        call = coda.compile(program, fallback="strict", **sizes)
+        inputs = random_inputs(program, sizes, seed, "cuda", optional=seed != 1)
+        out = poisoned_outputs(program, sizes, "cuda")
+        call(**inputs, out=out)
+        assert call.last_route.kind == "kernel"
+        result = compare(program, inputs, out, dims=sizes)
+        assert result.ok, f"{order} {sizes}\n{result}"
+
+
+def test_columns_in_three_lanes_are_cut_into_runs() -> None:
+    text = "program p(x: bf16[M, D], w: bf16[(s=3 N), D], bias: bf16[(s N)]) { z = x @ w.T + bias\n" \
+           "return q = z.s[0]: bf16, k = z.s[1]: bf16, v = relu(z.s[2]): bf16 }"  # fmt: skip
+    program = coda.parse(text).programs["p"]
+    for n in (64, 80, 768):
+        sizes = {"M": 130, "D": 128, "N": n}
+        call = coda.compile(program, fallback="strict", **sizes)
+        inputs = random_inputs(program, sizes, 1, "cuda")
+        out = poisoned_outputs(program, sizes, "cuda")
+        call(**inputs, out=out)
+        result = compare(program, inputs, out, dims=sizes)
+        assert result.ok, f"{sizes}\n{result}"

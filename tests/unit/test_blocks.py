@@ -26,7 +26,7 @@ from coda.target.blocks import lower_program
 from tests.gradients import check_gradients, check_text
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-SIZES = {"M": 5, "D": 16, "A": 8, "F": 12, "V": 10, "N": 6, "B": 2, "T": 3, "HQ": 4, "HK": 2, "P": 7, "f": 2}
+SIZES = {"M": 5, "D": 16, "A": 8, "F": 12, "V": 10, "H": 3, "d": 4, "B": 2, "T": 3, "HQ": 4, "HK": 2, "P": 7, "f": 2}
 DEFAULT = 1e-6
 
 
@@ -96,7 +96,8 @@ def gemma2_logits(x, gamma, w, cap, eps):
 
 
 def gpt2_qkv(x, g, b, w, bias, eps):
-    return list((layer_norm(x, g, b) @ w + bias).split(SIZES["N"], -1))
+    thirds = (layer_norm(x, g, b) @ w + bias).split(SIZES["H"] * SIZES["d"], -1)
+    return [heads(y, SIZES["d"]) for y in thirds]
 
 
 def gpt2_mlp(o, x, w_o, b_o, g, b, w_in, b_in, w_out, b_out, eps):

@@ -69,7 +69,8 @@ REFUSALS = {
     # lanes
     "three_lanes": (
         "x: bf16[M, K], w: bf16[(s=3 F), K]) {\n z = x @ w.T\n return z.s[0] * z.s[1] + z.s[2]: bf16",
-        (2, 6), "axis 's' has size 3; the columns of a product split in two", None,
+        (2, 6), "the columns of a product are split in lanes of 'F', which has no number as its size",
+        "three lanes and more take a multiple of 16 columns: declare F=768, or give --dims F=768",
     ),
     "half_is_wasted": (
         "x: bf16[M, K], w: bf16[(s=2 F), K]) {\n z = x @ w.T\n return z.s[0]: bf16",

@@ -1,0 +1,83 @@
+"""Head-wise lowering: what becomes heads, and which sizes are numbers. The kernels run in tests/gpu/test_heads.py."""
+
+from __future__ import annotations
+
+import pytest
+
+from coda.errors import CodaError
+from coda.frontend import load_path
+from coda.ir import Program
+from coda.passes.lane_heads import lanes_as_heads
+from coda.passes.numbers import with_head_sizes
+from coda.runtime.inputs import random_inputs
+from coda.runtime.reference import evaluate
+from coda.target.blocks import lower_noting
+from coda.target.lower import lower
+from tests.programs import EXAMPLES
+from tests.support import program
+
+THIRDS = """program thirds(x: bf16[(B T), D], w: bf16[D, (s=3 H=2 d=16)], bias: bf16[(s H d)]?) {
+    z = x @ w + bias
+    return q = z.s[0]: bf16[B, H, T, d], k = gelu_tanh(z.s[1]): bf16[B, T, H, d], v = z.s[2]: f32[(B T), (H d)]
+}"""
+COLUMNS = """program columns(x: bf16[M, D], w: bf16[(s=3 N=96), D], bias: bf16[(s N)]) {
+    z = x @ w.T + bias
+    return q = z.s[0]: bf16, k = z.s[1]: bf16, v = relu(z.s[2]): bf16
+}"""
+APART = (
+    "program two(x: bf16[M, D], w: bf16[(s=2 H=2 d=16), D]) { z = x @ w.T; return k = z.s[0]: bf16, v = z.s[1]: bf16 }"
+)
+MIXED = "program two(x: bf16[M, D], w: bf16[(s=2 H=2 d=16), D]) { z = x @ w.T; return silu(z.s[0]) * z.s[1]: bf16 }"
+
+
+@pytest.mark.parametrize("text", [THIRDS, COLUMNS, APART])
+def test_lanes_are_heads_side_by_side(text: str) -> None:
+    """Each lane is a segment, and the program means what it meant."""
+    p = program(text)
+    plan = lower(p)
+    assert plan.heads is not None
+    each = plan.heads.segments[1].start
+    assert [s.start for s in plan.heads.segments] == [i * each for i in range(len(p.outputs))]
+    inputs = random_inputs(p, {"B": 2, "T": 3, "M": 5, "D": 8})
+    sizes = {"B": 2, "T": 3, "D": 8} if "T" in {a.name for a in p.axes} else {"M": 5, "D": 8}
+    want, got = (evaluate(x, inputs, dims=sizes) for x in (p, lanes_as_heads(p)))
+    for name in want:
+        assert (want[name].reshape(-1) == got[name].reshape(-1)).all()
+
+
+def test_lanes_that_meet_stay_lanes() -> None:
+    assert lower(program(MIXED)).heads is None
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (COLUMNS.replace("N=96", "N"), "give --dims N=768"),
+        (COLUMNS.replace("N=96", "N=72"), "a multiple of 16 columns"),
+        (THIRDS.replace("H=2", "H"), "declare it, as in H=64, or give --dims"),
+    ],
+)
+def test_lanes_that_cannot_be_heads_say_why(text: str, why: str) -> None:
+    with pytest.raises(CodaError, match=why):
+        lower(program(text))
+
+
+def block(name: str) -> Program:
+    consts = {"HQ": 4, "HK": 2} if name == "phi3_qkv" else {}
+    return load_path(EXAMPLES / f"{name.removesuffix('_qkv')}_block.coda", consts).programs[name]
+
+
+@pytest.mark.parametrize("name", ["llama3_qkv", "phi3_qkv", "qwen3_qkv", "gpt2_qkv"])
+def test_sizes_of_heads_that_are_given_make_one_product(name: str) -> None:
+    """All else stays symbolic: one artifact for every number of rows, and of features."""
+    sizes = {"HQ": 4, "HK": 2, "H": 4, "d": 64, "f": 32, "D": 256, "B": 2, "T": 64}
+    lowered = lower_noting(block(name), sizes=sizes)
+    assert [step.kind for step in lowered.schedule.steps] == ["row", "gemm"]
+    (gemm,) = lowered.schedule.gemms
+    assert gemm.heads is not None and len(gemm.heads.segments) == 3
+    assert {"B", "T", "D"} <= {a.name for a in lowered.schedule.program.free_axes}
+
+
+def test_only_heads_become_numbers() -> None:
+    p = program("program p(x: bf16[M, K], w: bf16[(s=2 F), K]) { z = x @ w.T; return silu(z.s[0]) * z.s[1]: bf16 }")
+    assert with_head_sizes(p, {"M": 8, "K": 8, "F": 8}) is p
