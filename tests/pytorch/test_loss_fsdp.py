@@ -1,0 +1,78 @@
+"""The fused loss under FSDP2 and DDP: two processes on the CPU get the loss and gradients of one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+from torch.distributed.fsdp import fully_shard
+
+from coda.nn import LinearCrossEntropy
+
+RANKS, ROWS, WIDTH, CLASSES = 2, 6, 16, 40
+
+pytestmark = pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="needs gloo")
+
+
+class Model(nn.Module):
+    def __init__(self, memory: str):
+        super().__init__()
+        self.body = nn.Linear(WIDTH, WIDTH)
+        self.loss = LinearCrossEntropy(WIDTH, CLASSES, memory=memory)
+
+    def forward(self, x: Tensor, target: Tensor) -> Tensor:
+        return self.loss(torch.tanh(self.body(x)), target)
+
+
+def batch() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(RANKS * ROWS, WIDTH, generator=generator)
+    return x, torch.randint(CLASSES, (RANKS * ROWS,), generator=generator)
+
+
+def model(memory: str) -> Model:
+    torch.manual_seed(0)
+    return Model(memory)
+
+
+def step(module: nn.Module, x: Tensor, target: Tensor) -> dict[str, Tensor]:
+    """The loss and the gradients, by name."""
+    loss = module(x, target)
+    loss.backward()
+    whole = {
+        n: p.grad.full_tensor() if hasattr(p.grad, "full_tensor") else p.grad for n, p in module.named_parameters()
+    }
+    return {"loss": loss.detach(), **{n.removeprefix("module."): g for n, g in whole.items()}}
+
+
+def worker(rank: int, folder: str) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS)
+    x, target = (t.chunk(RANKS)[rank] for t in batch())
+    found = {}
+    for memory in ("fast", "low"):
+        sharded = model(memory)
+        fully_shard(sharded.loss)
+        fully_shard(sharded)
+        assert type(sharded.loss.weight).__name__ == "DTensor"
+        found["fsdp", memory] = step(sharded, x, target)
+        found["ddp", memory] = step(nn.parallel.DistributedDataParallel(model(memory)), x, target)
+    for results in found.values():
+        dist.all_reduce(results["loss"], dist.ReduceOp.SUM)
+        results["loss"] /= RANKS
+    if rank == 0:
+        torch.save(found, f"{folder}/found.pt")
+    dist.destroy_process_group()
+
+
+def test_o1_two_ranks_are_one(tmp_path: Path) -> None:
+    torch.multiprocessing.spawn(worker, (str(tmp_path),), nprocs=RANKS)
+    found = torch.load(tmp_path / "found.pt")
+    x, target = batch()
+    for (_, memory), results in found.items():
+        want = step(model(memory), x, target)
+        assert results.keys() == want.keys()
+        for name, value in want.items():
+            torch.testing.assert_close(results[name], value, rtol=1e-5, atol=1e-6)
