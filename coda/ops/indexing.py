@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from coda.dtypes import F32, I64
-from coda.errors import CodaError
 from coda.ops.structure import replace_axis
 from coda.ops.table import Op, OpError, Type, broadcast, register
 
@@ -26,10 +25,7 @@ def _infer_gather(types, attrs):
 
 def _gather(ctx, node, table, index):
     position = [a.name for a in node.args[0].type.axes].index(node.attr("axis"))
-    size = table.shape[position]
-    if index.numel() and not 0 <= int(index.min()) <= int(index.max()) < size:
-        raise CodaError.of(f"an index into axis '{node.attr('axis')}' lies outside 0..{size - 1}")
-    flat = table.index_select(position, index.reshape(-1).long())
+    flat = ctx.rows(node, table, position, index.reshape(-1).long())
     return flat.unflatten(position, tuple(index.shape)) if index.dim() else flat.squeeze(position)
 
 

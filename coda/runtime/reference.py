@@ -144,6 +144,13 @@ class Context:
             return x
         return self.scalar(node.attr("identity"), node).expand(self.shape(node.type.axes))
 
+    def rows(self, node: Node, table: Tensor, position: int, index: Tensor) -> Tensor:
+        """What a gather selects of a table along dim ``position``. Raises CodaError for an index outside of it."""
+        size = table.shape[position]
+        if index.numel() and not 0 <= int(index.min()) <= int(index.max()) < size:
+            raise CodaError.of(f"an index into axis '{node.attr('axis')}' lies outside 0..{size - 1}")
+        return table.index_select(position, index)
+
     # Sizes and dtypes.
 
     def size(self, size: Size) -> int:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from coda.dtypes import DType, torch_dtype
-from coda.ir import Output, Program
+from coda.ir import Node, Output, Program
 from coda.ops import OPS
 from coda.passes.eager import round_as_eager
 from coda.runtime.device import capturing
@@ -85,6 +85,14 @@ class Native(Context):
     def held(self, dtype: DType) -> torch.dtype:
         return torch_dtype(dtype) if dtype.kind == "float" and dtype.bits == 16 else super().held(dtype)
 
+    def rows(self, node: Node, table: Tensor, position: int, index: Tensor) -> Tensor:
+        """As kernels do it: without looking at the index first; NaN, or 0 in integers, where it lies outside."""
+        size = table.shape[position]
+        inside = (index >= 0) & (index < size)
+        inside = inside.reshape([-1 if i == position else 1 for i in range(table.dim())])
+        found = table.index_select(position, index.clamp(0, max(size - 1, 0)))
+        return torch.where(inside, found, float("nan") if table.is_floating_point() else 0)
+
     def copied(self, output: Output, x: Tensor, dtype: torch.dtype) -> Tensor:
         stored = Counter(o.value for o in self.program.outputs)
         may_alias = source_of(output.value).op == "input" or stored[output.value] > 1
@@ -93,9 +101,13 @@ class Native(Context):
 
 def _compiled(function: Function, tensors: list[Tensor]) -> Function:
     """Inductor's kernels for operands of these layouts; compiled, and run once, before it is returned."""
-    from torch.fx.experimental.proxy_tensor import make_fx
-
-    graph = make_fx(function)(*tensors)
-    compiled = torch.compile(graph, dynamic=False)
+    compiled = torch.compile(traced(function, tensors), dynamic=False)
     compiled(*tensors)
     return compiled
+
+
+def traced(function: Function, tensors: list[Tensor]) -> Function:
+    """A function as a graph of torch operations; the interpreter's own work is done."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    return make_fx(function)(*tensors)

@@ -14,7 +14,7 @@ from coda.passes.eager import round_as_eager
 from coda.runtime.compare import compare
 from coda.runtime.inputs import random_inputs, small_sizes
 from coda.runtime.reference import run_nodes
-from coda.runtime.unfused import Native, Unfused
+from coda.runtime.unfused import Native, Unfused, traced
 from tests.support import RESIDUAL_STATS, program, same
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.coda"))
@@ -76,6 +76,23 @@ def test_nothing_is_kept() -> None:
     assert [k() for k in kept] == [None, None]
 
 
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.stem)
+def test_every_example_is_a_graph_for_inductor(path: Path) -> None:
+    """Nothing in it looks at values; what draws random numbers from a seed is never traced."""
+    for p in coda.parse(path).programs.values():
+        if any(n.op == "call" for n in p.nodes()) or not (unfused := Unfused(p))._may_compile():
+            continue
+        sizes = small_sizes(p)
+        inputs = random_inputs(p, sizes, 1)
+        tensors = {n: x for n, x in inputs.items() if isinstance(x, torch.Tensor)}
+        function = unfused._eager(list(tensors), {n: x for n, x in inputs.items() if n not in tensors}, sizes)
+        graph = traced(function, list(tensors.values()))
+        assert len(graph(*tensors.values())) == len(p.outputs)
+        assert sum(n.target is torch.ops.aten.mm.default for n in graph.graph.nodes) == sum(
+            n.op == "dot" for n in p.nodes()
+        )
+
+
 @pytest.mark.slow
 def test_inductor_computes_the_same_and_is_kept_for_a_layout() -> None:
     p, sizes, inputs = operands(GELU)
@@ -99,6 +116,15 @@ def test_where_inductor_fails_torch_runs(monkeypatch: pytest.MonkeyPatch) -> Non
     unfused = Unfused(p, use_inductor=True)
     assert torch.equal(unfused(inputs, sizes)["out"], Unfused(p)(inputs, sizes)["out"])
     assert unfused.how == "eager torch"
+
+
+def test_a_position_outside_a_table_shows_as_nan() -> None:
+    p, _, _ = operands("program p(x: bf16[M, N], table: f32[P, N], at: i32[M]) { return x + table[at]: f32 }")
+    sizes = {"M": 3, "N": 4, "P": 5}
+    inputs = random_inputs(p, sizes) | {"at": torch.tensor([4, 5, -1], dtype=torch.int32)}
+    (out,) = Unfused(p)(inputs, sizes).values()
+    assert out.isnan().any(1).tolist() == [False, True, True]
+    assert torch.equal(out[0], inputs["x"][0] + inputs["table"][4])
 
 
 def test_seeds_are_no_constants() -> None:
