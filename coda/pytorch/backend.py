@@ -14,10 +14,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from coda.errors import CodaError
 from coda.pytorch.config import Config
 from coda.pytorch.graph import capture
+from coda.pytorch.loss import fuse_losses
 from coda.pytorch.prebuild import prebuild
 from coda.pytorch.report import Report
 from coda.pytorch.rewrite import rewrite
@@ -34,9 +36,10 @@ def coda(
         report = Report.refused(gm, reason)
     else:
         gm = capture(gm)
+        losses = fuse_losses(gm, "low" if config.fuse_loss == "low" else "fast") if config.fuse_loss else []
         rewritten = rewrite(gm, config, torch.is_grad_enabled())
         prebuild(rewritten.fused)
-        report = Report.of(gm, rewritten)
+        report = Report.of(gm, rewritten, losses)
     report.publish(config.verbose)
     if config.fallback == "error" and report.unfused:
         raise CodaError.of(f"not fused: {report.unfused[0]}", "fallback='inductor' leaves it to Inductor")
@@ -45,8 +48,16 @@ def coda(
 
 def refusal(gm: fx.GraphModule) -> str | None:
     """Why a graph stays with Inductor as it is."""
-    if not any(n.op == "placeholder" and isinstance(n.meta.get("example_value"), Tensor) for n in gm.graph.nodes):
+    examples = [n.meta.get("example_value") for n in gm.graph.nodes if n.op == "placeholder"]
+    tensors = [x for x in examples if isinstance(x, Tensor)]
+    if not tensors:
         return "it has no tensors"
+    wrapped = next((x for x in tensors if is_traceable_wrapper_subclass(x)), None)
+    if wrapped is not None:
+        return (
+            f"it works on {type(wrapped).__name__}s, whose local parts this backend does not see: compile what runs on "
+            "the local parts"
+        )
     return None
 
 

@@ -12,30 +12,28 @@ CHOICES = {
     "numerics": ("fused", "eager"),
     "layout": ("copy", "strict"),
     "fallback": ("inductor", "error"),
+    "fuse_loss": (False, True, "fast", "low"),
     "mode": (None, "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"),
-}
-
-LATER = {
-    "fuse_loss": "coda.nn.functional.linear_cross_entropy is a loss that stores no logits",
 }
 
 
 @dataclass(frozen=True)
 class Config:
     """``numerics``: "fused" rounds where the model says so, "eager" where eager PyTorch rounds. ``layout``: "copy" may
-    copy an operand that a kernel cannot read in place, "strict" raises. ``fallback``: what becomes of a product that is
-    not fused, "inductor", or "error" to be told. ``verbose``: print the report. ``inductor=False``: run what is not
-    fused by AOT autograd alone. ``kernels``: fuse only what becomes kernels, also where the operands are on a CPU.
-    ``tune``: measure each kernel at the first sizes it meets on a GPU, beside separate kernels (``coda.tuning``), which
-    takes minutes; what was measured before is used in any case. ``fuse_loss``: let a cross entropy join the product
-    before it (later). ``mode``: Inductor's, which ``torch.compile`` does not take together with options;
-    "reduce-overhead" replays CUDA graphs.
+    copy an operand that a kernel cannot read in place, "strict" raises. ``fallback``: what becomes of a product
+    that is not fused, "inductor", or "error" to be told. ``verbose``: print the report. ``inductor=False``: run
+    what is not fused by AOT autograd alone. ``kernels``: fuse only what becomes kernels, also where the operands
+    are on a CPU. ``tune``: measure each kernel at the first sizes it meets on a GPU, beside separate kernels
+    (``coda.tuning``), which takes minutes; what was measured before is used in any case. ``fuse_loss``: a cross
+    entropy whose logits nothing else reads becomes one operation with their product, True or "fast" with logits
+    kept for the backward, "low" with none (``coda.nn.functional.linear_cross_entropy``). ``mode``: Inductor's,
+    which ``torch.compile`` does not take together with options; "reduce-overhead" replays CUDA graphs.
     """
 
     numerics: str = "fused"
     tune: bool = False
     layout: str = "copy"
-    fuse_loss: bool = False
+    fuse_loss: bool | str = False
     fallback: str = "inductor"
     verbose: bool = False
     inductor: bool = True
@@ -52,8 +50,6 @@ class Config:
             if value not in CHOICES.get(name, (True, False)):
                 choices = " or ".join(repr(c) for c in CHOICES.get(name, (True, False)))
                 raise CodaError.of(f"option {name}={value!r} of backend 'coda'", f"it is {choices}")
-            if value is True and name in LATER:
-                raise CodaError.of(f"option {name}=True of backend 'coda' comes in a later release", LATER[name])
         return cls(**(options or {}))
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from torch import fx
@@ -58,8 +58,10 @@ class Report:
         return cls([Line(n.name, reason=reason) for n in found])
 
     @classmethod
-    def of(cls, gm: fx.GraphModule, done: Rewritten) -> Report:
+    def of(cls, gm: fx.GraphModule, done: Rewritten, losses: Sequence[str] = ()) -> Report:
+        """``losses``: the products that became one operation with a loss."""
         lines = [Line(product, fused.others) for fused in done.fused for product in fused.products]
+        lines += [Line(product, ("cross_entropy_loss",)) for product in losses]
         lines += [Line(product, reason=reason) for product, reason in done.refused.items()]
         return cls(lines, tuple(f.text for f in done.fused), tuple(f.options.text() for f in done.fused))
 
