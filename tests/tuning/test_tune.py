@@ -69,6 +69,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Machine:
     monkeypatch.setattr("coda.tuning.tune.current_device", lambda: H200)
     monkeypatch.setattr("coda.tuning.use.current_device", lambda: H200)
     monkeypatch.setattr(build, "cached", machine.cached)
+    monkeypatch.setattr(build, "cached_of", lambda name, made, *rest: machine.cached(made[0], *rest), raising=False)
     monkeypatch.setattr(tuning, "measure", machine.measure)
     return machine
 
@@ -189,6 +190,17 @@ def test_tune_true_measures_at_the_first_sizes_only(machine: Machine) -> None:
     assert use.declined(p, SIZES | {"M": 64}) is None
     assert len(machine.jobs) == 1
     assert use.tiles(build.lowered(p), SIZES)["linear"].name == "128x160_s4"
+
+
+def test_what_cannot_be_measured_runs_as_if_nobody_had_asked(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def measure(job: Job, say: object) -> Outcome:
+        raise CodaError.of("the measuring process failed: CUDA out of memory")
+
+    monkeypatch.setattr(tuning, "measure", measure)
+    p, use = program(LINEAR), Tuning(build.lowered, True)
+    with pytest.warns(UserWarning, match="'linear' is not tuned: the measuring process failed: CUDA out of memory"):
+        assert use.tiles(build.lowered(p), SIZES) == {}
+    assert use.declined(p, SIZES) is None  # and is not tried again
 
 
 def test_declined_where_it_was_measured_to_lose(machine: Machine) -> None:
