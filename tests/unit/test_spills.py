@@ -53,3 +53,14 @@ def test_a_tile_that_was_asked_for_is_an_error(compiled: list[str]) -> None:
         with pytest.raises(SpillError, match="128x128 spills registers inside its k-loop"):
             build.library(plan, "128x128", None, build.DEFAULT_ARCH)
     assert compiled == ["128x128"]
+
+
+def test_another_order_of_tiles_is_another_launcher_over_the_same_device_code(compiled: list[str]) -> None:
+    plan = build.as_schedule(program(RESIDUAL_STATS))
+    paths = {build.library(plan, tile, None, build.DEFAULT_ARCH) for tile in ("128x160", "128x160_s4", "128x160_s8m")}
+    assert len(paths) == 3
+    assert compiled == ["128x160", "launcher", "launcher", "launcher"]
+    for tile in ("128x128", "128x128_s4"):
+        with pytest.raises(SpillError):
+            build.library(plan, tile, None, build.DEFAULT_ARCH)
+    assert compiled[4:] == ["128x128"]
