@@ -5,7 +5,8 @@ torch.compile and the peers, in one run.
     python -m benchmarks.items --peers /tmp/peers         # see benchmarks/peers/README.md; without --peers: no peers
 
 Implementations that cannot share a process run in several, which take turns on the GPU: in each round every process
-times its candidates and cuBLAS once, and a ratio is that of a candidate to cuBLAS of the same process and round.
+times its candidates and cuBLAS once, and a ratio is that of a candidate to cuBLAS of the same process and round. Where
+an implementation has several tiles, the first rounds choose one for the others.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import json
 import os
 import random
 import shlex
+import statistics
 import subprocess
 import sys
 import time
@@ -36,18 +38,20 @@ from coda.runtime.timing import MIN_ROUNDS, summarize
 class Process:
     """A worker (worker.py) at the other end of two pipes."""
 
+    model: str
     name: str
     popen: subprocess.Popen
 
     @classmethod
-    def start(cls, name: str, modules: Sequence[str], path: Sequence[Path], log: Path) -> Process:
+    def start(cls, model: str, name: str, modules: Sequence[str], path: Sequence[Path], logs: Path) -> Process:
         """``path`` is where it finds modules first; -P keeps the working directory out of it."""
         inherited = os.environ.get("PYTHONPATH", "")
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*map(str, path), *filter(None, [inherited])])}
         command = [sys.executable, "-P", "-m", "benchmarks.worker", *modules]
-        pipes = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                 stderr=log.open("w"), text=True)  # fmt: skip
-        return cls(name, pipes)
+        log = (logs / f"{model}.{name}.txt").open("w")
+        pipes = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
+                                 text=True)  # fmt: skip
+        return cls(model, name, pipes)
 
     def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
         """The answer to a request. Raises RuntimeError where the process died or failed."""
@@ -60,7 +64,7 @@ class Process:
             line = ""
         answer = json.loads(line) if line else {"error": f"it ended with status {self.popen.wait()}"}
         if "error" in answer:
-            raise RuntimeError(f"{self.name}: {answer['error']}")
+            raise RuntimeError(f"{self.model}, {self.name}: {answer['error']}")
         return answer
 
     def close(self) -> None:
@@ -95,65 +99,68 @@ def main(argv: list[str] | None = None) -> int:
         print("benchmarks.items measures on a GPU, and there is none here", file=sys.stderr)
         return 2
     args.logs.mkdir(parents=True, exist_ok=True)
+    start = time.monotonic()
+    crew = [Process.start(model, name, modules, path, args.logs) for model in args.models
+            for name, (modules, path) in crews(args.peers).items()]  # fmt: skip
+    with ThreadPoolExecutor(len(crew)) as pool:  # all at once: it is mostly compilation
+        offers = list(pool.map(lambda process: prepare(process, args), crew))
+    print(f"M={args.rows}: prepared in {time.monotonic() - start:.0f} s", flush=True)
     rows: list[Row] = []
-    for model in args.models:
-        rows += measure(model, args, args.budget / len(args.models))
+    pairs = [(model, item) for model in args.models for item in args.items]
+    end = time.monotonic() + args.budget
+    for index, (model, item) in enumerate(pairs):
+        ready = [(p, offer[item]) for p, offer in zip(crew, offers, strict=True) if p.model == model and item in offer]
+        if ready:
+            share = max(0.0, end - time.monotonic()) / (len(pairs) - index)
+            rows += take_turns(item, model, ready, args, share)
+    for process in crew:
+        process.close()
     command = shlex.join(["python", "-m", "benchmarks.items", *(sys.argv[1:] if argv is None else argv)])
     print(f"wrote {write(rows, device_name(), versions(), command, args.out)}")
     return 0
 
 
-def measure(model: str, args: argparse.Namespace, seconds: float) -> list[Row]:
-    """All items of a model: every process prepares all of them at the same time, then they take turns."""
-    start = time.monotonic()
-    processes = [Process.start(name, modules, path, args.logs / f"{model}.{name}.txt")
-                 for name, (modules, path) in crews(args.peers).items()]  # fmt: skip
-    with ThreadPoolExecutor(len(processes)) as pool:
-        offers = list(pool.map(lambda p: prepare(p, model, args), processes))
-    print(f"{model}, M={args.rows}: prepared in {time.monotonic() - start:.0f} s", flush=True)
-    rows = []
-    for item in args.items:
-        ready = [(p, offer[item]["ready"]) for p, offer in zip(processes, offers, strict=True) if item in offer]
-        if ready:
-            rows += take_turns(item, model, ready, args, seconds / len(args.items))
-    for process in processes:
-        process.close()
-    return rows
-
-
-def prepare(process: Process, model: str, args: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """What a process offers for each item. One that dies offers nothing, and says so."""
+def prepare(process: Process, args: argparse.Namespace) -> dict[str, list]:
+    """What a process has ready for each item. One that dies offers nothing, and says so."""
     offers = {}
     for item in args.items:
+        request = {"model": process.model, "item": item, "rows": args.rows, "folder": str(args.artifacts)}
         try:
-            offers[item] = process.ask("prepare", model=model, item=item, rows=args.rows, folder=str(args.artifacts))
+            answer = process.ask("prepare", **request)
         except RuntimeError as error:
             print(f"  {item}: {error}", flush=True)
             if process.popen.poll() is not None:
                 return {}
             continue
-        for impl, tile, reason in offers[item]["left_out"]:
-            print(f"  {item}: {impl} {tile or ''} is left out: {reason}", flush=True)
+        offers[item] = answer["ready"]
+        for impl, tile, reason in answer["left_out"]:
+            print(f"  {process.model} {item}: {impl} {tile or ''} is left out: {reason}", flush=True)
     return offers
 
 
 def take_turns(
     item: str, model: str, ready: Sequence[tuple[Process, list]], args: argparse.Namespace, seconds: float
 ) -> list[Row]:
-    """Rounds of all processes, in a new order each time."""
-    times: dict[str, list[list[float]]] = {process.name: [] for process, _ in ready}
+    """Rounds of all processes, in a new order each time: the first to warm up, then some of every tile, then more of
+    the best of each implementation."""
+    chosen = {process.name: list(range(len(offered))) for process, offered in ready}
+    times: dict[str, list[dict[int, float]]] = {process.name: [] for process, _ in ready}
     order, end, done = list(ready), time.monotonic() + seconds, 0
     shuffle = random.Random(0).shuffle
     while done < args.rounds + 1 and (done < MIN_ROUNDS + 1 or time.monotonic() < end):
         shuffle(order)
         for process, _ in order:
-            times[process.name].append(process.ask("round", model=model, item=item)["times"])
+            only = chosen[process.name]
+            answer = process.ask("round", model=model, item=item, only=only)
+            times[process.name].append(dict(zip(only, answer["times"], strict=True)))
         done += 1
+        if done == MIN_ROUNDS + 1:
+            chosen = {p.name: best_of_each(offered, times[p.name][1:]) for p, offered in ready}
     m, n, k = ITEMS[item].product(MODELS[model], args.rows)
     rows = []
     for process, offered in ready:
-        laps = times[process.name][1:]  # the first round is for warming up
         for index, (impl, tile, error) in enumerate(offered):
+            laps = [lap for lap in times[process.name][1:] if index in lap]
             measured = summarize([lap[index] for lap in laps], [lap[0] for lap in laps])
             rows.append(Row(item, ITEMS[item].phase, model, m, n, k, "bf16", impl, tile, measured.median_ms,
                             measured.ratio, measured.ratio_quartiles, measured.rounds, error or None))  # fmt: skip
@@ -161,12 +168,22 @@ def take_turns(
     return rows
 
 
+def best_of_each(offered: Sequence, laps: Sequence[dict[int, float]]) -> list[int]:
+    """The candidates to go on with: cuBLAS, the first, and of each implementation the fastest."""
+    best: dict[str, tuple[float, int]] = {}
+    for index, (impl, _, _) in enumerate(offered):
+        typical = statistics.median(lap[index] / lap[0] for lap in laps)
+        best[impl] = min(best.get(impl, (typical, index)), (typical, index))
+    return sorted(index for _, index in best.values())
+
+
 def show(item: str, rows: list[Row]) -> None:
     """The best of each implementation; cuBLAS as each process saw it."""
     bare = ", ".join(f"{r.median_ms:.3f}" for r in rows if r.impl == "cublas")
-    print(f"  {item} {rows[0].M}x{rows[0].N}x{rows[0].K}, {rows[0].rounds} rounds, cuBLAS {bare} ms:", flush=True)
+    shape = f"{rows[0].M}x{rows[0].N}x{rows[0].K}"
+    print(f"  {rows[0].model} {item} {shape}, {rows[0].rounds} rounds, cuBLAS {bare} ms:", flush=True)
     for impl in dict.fromkeys(r.impl for r in rows if r.impl != "cublas"):
-        best = min((r for r in rows if r.impl == impl), key=lambda r: r.ratio)
+        best = max((r for r in rows if r.impl == impl), key=lambda r: (r.rounds, -r.ratio))
         quartiles = "{:.3f} to {:.3f}".format(*best.ratio_quartiles)
         print(f"    {impl:14s} {best.tile or '':12s} {best.median_ms:8.3f} ms  {best.ratio:.3f}  ({quartiles})")
 

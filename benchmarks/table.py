@@ -88,8 +88,8 @@ def model_table(documents: Iterable[dict]) -> str:
                 best = found.setdefault((document["device"], row["model"]), {}).setdefault(
                     (row["workload"], row["phase"], row["M"]), {}
                 )
-                if row["impl"] not in best or row["ratio"] < best[row["impl"]]["ratio"]:
-                    best[row["impl"]] = row
+                known = best.setdefault(row["impl"], row)
+                best[row["impl"]] = max(known, row, key=lambda r: (r["rounds"], -r["ratio"]))  # few only chose a tile
         for key, measured in found.items():
             lines.setdefault(key, {}).update(measured)  # a newer run replaces what older ones said
             versions = ", ".join(f"{name} {version}" for name, version in document["versions"].items() if version)

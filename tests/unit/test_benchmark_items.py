@@ -8,7 +8,7 @@ import json
 import pytest
 
 import coda
-from benchmarks import block, candidates, ours, train_small, worker
+from benchmarks import block, candidates, items, ours, train_small, worker
 from benchmarks.models import ITEMS, MODELS, Model
 from benchmarks.peers import torch_math
 from coda.target.blocks import lower_kernel
@@ -72,3 +72,9 @@ def test_training_compares_distances_from_f32():
     assert f32 == again != bf16
     result = train_small.compare({"f32": f32, "eager": bf16, "coda": bf16})
     assert result["ratio"] == 1.0 and 0 < result["mean"]["coda"] < 0.1
+
+
+def test_the_best_tile_of_each_implementation_goes_on():
+    offered = [["cublas", None, 0], ["coda", "a", 0], ["coda", "b", 0], ["quack", "a", 0]]
+    laps = [{0: 1.0, 1: 1.1, 2: 1.0, 3: 2.0}, {0: 2.0, 1: 2.2, 2: 2.1, 3: 2.2}, {0: 1.0, 1: 1.0, 2: 1.02, 3: 1.5}]
+    assert items.best_of_each(offered, laps) == [0, 2, 3]
