@@ -63,9 +63,10 @@ class Choice:
         """Why not to fuse, as a sentence; None where the fused kernel wins."""
         if not self.declined or self.unfused_ms is None:
             return None
+        sizes = ", ".join(f"{name}={size}" for name, size in self.dims.items())
         return (
-            f"measured at these sizes, one fused kernel takes {self.fused_ms:.4g} ms, {self.unfused} with separate "
-            f"kernels {self.unfused_ms:.4g} ms"
+            f"measured at {sizes}, fused kernels take {self.fused_ms:.4g} ms, {self.unfused} with separate kernels "
+            f"{self.unfused_ms:.4g} ms"
         )
 
     def to_json(self) -> dict:

@@ -208,7 +208,7 @@ def test_declined_where_it_was_measured_to_lose(machine: Machine) -> None:
     machine.ratio = dict.fromkeys((t.name for t in candidates(build.lowered(p).gemms[0], SIZES)), 1.25)
     tuning.tune(build.lowered(p), SIZES)
     assert use.declined(p, SIZES) == (
-        "measured at these sizes, one fused kernel takes 1.25 ms, torch.compile with separate kernels 1 ms"
+        "measured at M=8192, K=4096, N=4096, fused kernels take 1.25 ms, torch.compile with separate kernels 1 ms"
     )
     assert use.declined(p, SIZES | {"M": 64}) is None
     assert Tuning(build.lowered, False).declined(p, SIZES) is None
@@ -219,6 +219,18 @@ def test_a_program_without_kernels_is_not_declined(machine: Machine) -> None:
         raise CodaError.of("no")
 
     assert Tuning(refuse).declined(program(LINEAR), SIZES) is None
+
+
+def test_compile_builds_what_was_chosen(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("coda.runtime.library.Artifact", lambda path, **_: path)
+    p = program(LINEAR)
+    formula = candidates(build.lowered(p).gemms[0], SIZES)[0].name
+    tuning.tune(build.lowered(p), SIZES)
+    for options, tile in (({}, "128x160_s4"), ({"tune": False}, formula), ({"tile": "128x256_coop"}, "128x256_coop")):
+        f = coda.compile(p, **options)
+        f.build(p, SIZES, f.tile)
+        assert machine.built[-1] == [tile]
+    assert coda.compile(p, tile="128x128").measured is None  # what was asked for is not declined
 
 
 def test_the_option_is_checked() -> None:
@@ -322,7 +334,7 @@ def test_a_decline_and_a_cache_that_cannot_be_written_are_told(
     monkeypatch.setenv("CODA_CACHE", file)  # which is no folder
     assert main(["tune", file, "--dims", "M=8192,N=4096,K=4096"]) == 0
     text = capsys.readouterr().out
-    assert "not fused: measured at these sizes, one fused kernel takes 1.5 ms" in text
+    assert "not fused: measured at M=8192, K=4096, N=4096, fused kernels take 1.5 ms" in text
     assert "the cache cannot be written" in text
 
 
@@ -355,4 +367,4 @@ def test_explain_tells_that_fusing_was_declined(machine: Machine, file: str, cap
     machine.ratio = {t.name: 1.5 for t in candidates(build.lowered(program(LINEAR)).gemms[0], SIZES)}
     tuning.tune(build.lowered(program(LINEAR)), SIZES)
     assert main(["explain", file, "--dims", "M=8192,N=4096,K=4096"]) == 0
-    assert "not fused by coda.compile: measured at these sizes, one fused kernel" in capsys.readouterr().out
+    assert "not fused by coda.compile: measured at M=8192, K=4096, N=4096, fused" in capsys.readouterr().out
