@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from tests.pytorch.models import agrees, compiled, gradients_agree, inputs, tiny
+from tests.pytorch.handwritten import Titan
+from tests.pytorch.models import agrees, compiled, gradients_agree, inputs, step, tiny
 
 # L1, L4: shapes and graphs.
 
@@ -24,6 +25,22 @@ def test_l1_two_graphs_for_all_lengths(dynamic, reports):
     assert len(reports) <= 2
     if dynamic is None:  # M is symbolic: the same programs in both graphs
         assert len(reports) == 2 and len({text for r in reports for text in r.texts}) == 3
+
+
+def test_l1_32_lengths_are_two_graphs_and_one_set_of_programs(reports):
+    """What is built is keyed by the text of a program, which holds no length: training, forward and backward."""
+    torch.manual_seed(0)
+    model = Titan(layers=1)
+    call = compiled(model)
+    for length in range(33, 65):
+        given = inputs("titan", torch.float32, 2, length)
+        got, want = step(call, model, given), step(model, model, given)
+        torch.testing.assert_close(got.logits, want.logits, rtol=1e-4, atol=1e-5)
+        for name, gradient in want.gradients.items():
+            torch.testing.assert_close(got.gradients[name], gradient, rtol=1e-3, atol=1e-5)
+    first, second = reports
+    assert first.texts == second.texts and len(first.texts) == 2
+    assert first.options == second.options
 
 
 @pytest.mark.parametrize(("batch", "length"), [(1, 9), (1, 1), (3, 1)])
@@ -110,11 +127,6 @@ def test_f9_unknown_options_are_errors():
         compiled(model, numeric="eager")(torch.randn(2, 4))
     with pytest.raises(Exception, match=r"(?s)numerics='fast'.*it is 'fused' or 'eager'"):
         compiled(model, numerics="fast")(torch.randn(2, 4))
-
-
-def test_f9_options_of_a_later_release_are_errors():
-    with pytest.raises(Exception, match="fuse_loss=True of backend 'coda' comes in a later release"):
-        compiled(nn.Linear(4, 4), fuse_loss=True)(torch.randn(2, 4))
 
 
 def test_tune_is_how_the_kernels_of_a_graph_are_compiled(reports):
