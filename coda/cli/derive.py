@@ -2,7 +2,8 @@
 
 Prints the forward, with what it keeps for the backward, and the backward, with gradients d_NAME for parameters from
 gradients d_NAME of results. Both are programs like any other: they check, run and lower. Comments say which rewrites
-were made, bitwise or algebraic, and what they moved. With --kernels both are cut into the kernels they become.
+were made, bitwise or algebraic, and what they moved. With --kernels both are cut into the kernels they become; those
+of a program NAME_chunk run once for each chunk of an axis.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from coda.cli.common import add_json, add_request, print_json, write_text
 from coda.cli.request import from_args
 from coda.ir import Program
 from coda.passes import derive, partition
+from coda.passes.chunk import chunk
 from coda.printer import print_program
 
 
@@ -34,6 +36,11 @@ def run(args: argparse.Namespace) -> int:
     wrt = args.wrt.split(",") if args.wrt else None
     backward, notes = derive(request.program, wrt, numerics=args.numerics, memory=args.memory)
     programs = [backward.forward, backward.backward]
+    if backward.chunk is not None:
+        cut = chunk(backward.backward, backward.chunk)
+        notes += cut.notes
+        if args.kernels:
+            programs = [backward.forward, *cut.before, cut.body, *([cut.after] if cut.after else [])]
     texts = [t for p in programs for t in (_kernels(p) if args.kernels else [print_program(p)])]
     text = "\n".join(["".join(f"# {note}\n" for note in notes), *texts]).lstrip("\n")
     if args.output is not None:

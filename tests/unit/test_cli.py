@@ -280,7 +280,7 @@ def test_lower_with_backward(memory, kernels, capsys):
     path = str(EXAMPLES / "linear_cross_entropy.coda")
     options = ["--memory", memory, "--dims", "M=8192,V=128256,D=4096"]
     assert main(["lower", path, "--no-build", "--backward", "--wrt", "x,w", *options, "--json"]) == 0
-    forward, backward = json.loads(capsys.readouterr().out)["artifacts"]
+    forward, backward = json.loads(capsys.readouterr().out)["programs"]
     assert forward["kernels"] == ["linear_cross_entropy"]
     assert backward["program"] == "linear_cross_entropy_backward"
     assert backward.get("chunks") == ("V" if memory == "low" else None)
@@ -288,6 +288,17 @@ def test_lower_with_backward(memory, kernels, capsys):
     assert kinds == kernels or [n for n in backward["kernels"] if "_chunk_" in n] == [
         f"linear_cross_entropy_backward_chunk_{i}_gemm" for i in (1, 2, 3)
     ]
+
+
+def test_derive_tells_what_runs_in_chunks(capsys):
+    path = str(EXAMPLES / "linear_cross_entropy.coda")
+    assert main(["derive", path, "--wrt", "x,w", "--memory", "low"]) == 0
+    text = capsys.readouterr().out
+    assert "# chunk: 'linear_cross_entropy_backward' is computed in chunks of 'V' [algebraic (sums over 'V'" in text
+    assert "_chunk(" not in text
+    assert main(["derive", path, "--wrt", "x,w", "--memory", "low", "--kernels"]) == 0
+    text = capsys.readouterr().out
+    assert text.count("# gemm kernel\nprogram linear_cross_entropy_backward_chunk") == 3
 
 
 def test_options_of_a_backward_that_is_not_asked_for():
