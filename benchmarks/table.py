@@ -120,11 +120,11 @@ def _best_rows(rows: Iterable[dict]) -> dict[tuple[str, str, str, Shape], Best]:
     return found
 
 
-def splice(readme: str, content: str) -> str:
-    """The README with what stands between the markers replaced."""
-    before, rest = readme.split(BEGIN)
-    _, after = rest.split(END)
-    return f"{before}{BEGIN}\n\n{content}\n\n{END}{after}"
+def splice(page: str, content: str, begin: str = BEGIN, end: str = END) -> str:
+    """A page with what stands between the markers replaced."""
+    before, rest = page.split(begin)
+    _, after = rest.split(end)
+    return f"{before}{begin}\n\n{content}\n\n{end}{after}"
 
 
 def main(argv: list[str] | None = None) -> int:

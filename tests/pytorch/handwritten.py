@@ -9,7 +9,25 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-VOCABULARY, WIDTH, INNER, HEADS, KV_HEADS, LENGTH = 96, 64, 112, 4, 2, 128
+LENGTH = 128  # positions
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of a model: as small as tests like them."""
+
+    vocabulary: int = 96
+    width: int = 64
+    inner: int = 112
+    heads: int = 4
+    kv_heads: int = 2
+
+    @property
+    def head(self) -> int:
+        return self.width // self.heads
+
+
+SMALL = Sizes()
 
 
 @dataclass
@@ -23,11 +41,11 @@ class Output:
 class Decoder(nn.Module):
     """Token embedding, layers, norm, head, loss."""
 
-    def __init__(self, layers: list[nn.Module], norm: nn.Module, tied: bool):
+    def __init__(self, sizes: Sizes, layers: list[nn.Module], norm: nn.Module, tied: bool):
         super().__init__()
-        self.tokens = nn.Embedding(VOCABULARY, WIDTH)
+        self.tokens = nn.Embedding(sizes.vocabulary, sizes.width)
         self.layers, self.norm = nn.ModuleList(layers), norm
-        self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
+        self.head = nn.Linear(sizes.width, sizes.vocabulary, bias=False)
         if tied:
             self.head.weight = self.tokens.weight
 
@@ -48,19 +66,20 @@ class Decoder(nn.Module):
 
 
 class NanoBlock(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, sizes: Sizes = SMALL) -> None:
         super().__init__()
-        self.ln_1, self.ln_2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        self.c_attn, self.c_proj = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.c_fc, self.mlp_proj = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+        width, self.heads = sizes.width, sizes.heads
+        self.ln_1, self.ln_2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.c_attn, self.c_proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.c_fc, self.mlp_proj = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
         self.dropout = nn.Dropout(0.0)
 
     def attention(self, x: Tensor) -> Tensor:
         batch, length, width = x.size()
         q, k, v = self.c_attn(x).split(width, dim=2)
-        k = k.view(batch, length, HEADS, width // HEADS).transpose(1, 2)
-        q = q.view(batch, length, HEADS, width // HEADS).transpose(1, 2)
-        v = v.view(batch, length, HEADS, width // HEADS).transpose(1, 2)
+        k = k.view(batch, length, self.heads, width // self.heads).transpose(1, 2)
+        q = q.view(batch, length, self.heads, width // self.heads).transpose(1, 2)
+        v = v.view(batch, length, self.heads, width // self.heads).transpose(1, 2)
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         y = y.transpose(1, 2).contiguous().view(batch, length, width)
         return self.dropout(self.c_proj(y))
@@ -71,9 +90,9 @@ class NanoBlock(nn.Module):
 
 
 class NanoGPT(Decoder):
-    def __init__(self, layers: int = 2) -> None:
-        super().__init__([NanoBlock() for _ in range(layers)], nn.LayerNorm(WIDTH), tied=True)
-        self.positions = nn.Embedding(LENGTH, WIDTH)
+    def __init__(self, layers: int = 2, sizes: Sizes = SMALL) -> None:
+        super().__init__(sizes, [NanoBlock(sizes) for _ in range(layers)], nn.LayerNorm(sizes.width), tied=True)
+        self.positions = nn.Embedding(LENGTH, sizes.width)
 
     def embed(self, ids: Tensor) -> Tensor:
         return self.tokens(ids) + self.positions(torch.arange(ids.size(1), device=ids.device))
@@ -96,20 +115,20 @@ def rotate(q: Tensor, k: Tensor, cis: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class TitanBlock(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, sizes: Sizes = SMALL) -> None:
         super().__init__()
-        self.head = WIDTH // HEADS
-        self.attention_norm, self.ffn_norm = nn.RMSNorm(WIDTH, eps=1e-5), nn.RMSNorm(WIDTH, eps=1e-5)
-        self.wq, self.wo = nn.Linear(WIDTH, WIDTH, bias=False), nn.Linear(WIDTH, WIDTH, bias=False)
-        self.wk, self.wv = (nn.Linear(WIDTH, KV_HEADS * self.head, bias=False) for _ in range(2))
-        self.w1, self.w3 = (nn.Linear(WIDTH, INNER, bias=False) for _ in range(2))
-        self.w2 = nn.Linear(INNER, WIDTH, bias=False)
+        width, self.head, self.repeats = sizes.width, sizes.head, sizes.heads // sizes.kv_heads
+        self.attention_norm, self.ffn_norm = nn.RMSNorm(width, eps=1e-5), nn.RMSNorm(width, eps=1e-5)
+        self.wq, self.wo = nn.Linear(width, width, bias=False), nn.Linear(width, width, bias=False)
+        self.wk, self.wv = (nn.Linear(width, sizes.kv_heads * self.head, bias=False) for _ in range(2))
+        self.w1, self.w3 = (nn.Linear(width, sizes.inner, bias=False) for _ in range(2))
+        self.w2 = nn.Linear(sizes.inner, width, bias=False)
 
     def attention(self, x: Tensor, cis: Tensor) -> Tensor:
         batch, length, _ = x.shape
         q, k, v = (w(x).view(batch, length, -1, self.head) for w in (self.wq, self.wk, self.wv))
         q, k = rotate(q, k, cis)
-        k, v = (y.repeat_interleave(HEADS // KV_HEADS, dim=2) for y in (k, v))
+        k, v = (y.repeat_interleave(self.repeats, dim=2) for y in (k, v))
         y = F.scaled_dot_product_attention(*(z.transpose(1, 2) for z in (q, k, v)), is_causal=True)
         return self.wo(y.transpose(1, 2).reshape(batch, length, -1))
 
@@ -120,9 +139,10 @@ class TitanBlock(nn.Module):
 
 
 class Titan(Decoder):
-    def __init__(self, layers: int = 2) -> None:
-        super().__init__([TitanBlock() for _ in range(layers)], nn.RMSNorm(WIDTH, eps=1e-5), tied=False)
-        self.cis = frequencies(WIDTH // HEADS)
+    def __init__(self, layers: int = 2, sizes: Sizes = SMALL) -> None:
+        norm = nn.RMSNorm(sizes.width, eps=1e-5)
+        super().__init__(sizes, [TitanBlock(sizes) for _ in range(layers)], norm, tied=False)
+        self.cis = frequencies(sizes.head)
 
     def body(self, h: Tensor) -> Tensor:
         for layer in self.layers:

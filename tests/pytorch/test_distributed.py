@@ -18,8 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import coda.pytorch  # noqa: F401  (the backend, in each rank)
-from tests.pytorch.handwritten import Titan
-from tests.pytorch.models import VOCABULARY
+from tests.pytorch.handwritten import SMALL, Titan
 
 RANKS, STEPS, BATCH, LENGTH = 2, 2, 4, 12
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -37,7 +36,7 @@ def model_of(device: str) -> nn.Module:
 
 def ids_of(device: str) -> Tensor:
     generator = torch.Generator().manual_seed(1)
-    return torch.randint(0, VOCABULARY, (STEPS, BATCH, LENGTH), generator=generator).to(device)
+    return torch.randint(0, SMALL.vocabulary, (STEPS, BATCH, LENGTH), generator=generator).to(device)
 
 
 def train(model: nn.Module, ids: Tensor) -> list[float]:

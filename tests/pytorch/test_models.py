@@ -8,12 +8,14 @@ import torch
 from tests.pytorch.models import check, exact, inputs, step, tiny
 
 OPTIONS = {"inductor": False}
-PRODUCTS = {  # fused / total; the classifier of ViT is a product by itself
+PRODUCTS = {  # fused / total; the classifier of ViT is a product by itself; those of experts are grouped
     "llama": (15, 15), "mistral": (15, 15), "qwen2": (15, 15), "qwen3": (15, 15), "gemma2": (15, 15), "phi3": (9, 9),
     "gpt2": (9, 9), "opt": (13, 13), "bert": (14, 14), "vit": (12, 13), "t5": (33, 33), "t5_gated": (37, 37),
-    "gemma3": (15, 15), "gptj": (13, 13),
+    "gemma3": (15, 15), "gptj": (13, 13), "mixtral": (11, 11), "deepseek_v3": (18, 18), "nanogpt": (9, 9),
+    "titan": (15, 15),
 }  # fmt: skip
-SLOW = ("mistral", "qwen2", "t5", "t5_gated", "vit", "opt", "gemma3", "gptj")
+SLOW = ("mistral", "qwen2", "t5", "t5_gated", "vit", "opt", "gemma3", "gptj", "mixtral", "deepseek_v3")
+ROUTED = ("mixtral", "deepseek_v3")
 
 
 def train(name: str, dtype: torch.dtype, reports, **options):
@@ -28,6 +30,8 @@ def train(name: str, dtype: torch.dtype, reports, **options):
 def test_training_in_bf16(name, reports):
     if name == "t5":  # a ReLU that flips near 0 is all of the error, eager's or ours: one run says nothing
         pytest.skip("t5_gated has no kink")
+    if name in ROUTED:  # a token goes to other experts for a rounding: the errors of one run say nothing
+        pytest.skip("in f32 no token is that near")
     assert train(name, torch.bfloat16, reports) == PRODUCTS[name]
 
 

@@ -53,6 +53,15 @@ def test_l2_opcheck(how):
     torch.library.opcheck(BLOCK, (strided(how, operands()), [2, 3], TEXT, options()))
 
 
+@pytest.mark.parametrize(("batch", "length"), [(0, 3), (2, 0), (1, 1)])
+def test_l2_opcheck_of_empty_and_tiny(batch, length):
+    torch.library.opcheck(BLOCK, (operands(batch, length), [batch, length], TEXT, options()))
+
+
+def test_l2_opcheck_without_gradients():
+    torch.library.opcheck(BLOCK, ([x.detach() for x in operands()], [2, 3], TEXT, options(wrt=())))
+
+
 def test_b1_no_rows():
     tensors = operands(batch=0)
     y, z, *_ = BLOCK(tensors, [0, 3], TEXT, options())

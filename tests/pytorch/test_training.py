@@ -12,7 +12,6 @@ from torch.utils.checkpoint import checkpoint
 
 from tests.pytorch.handwritten import NanoGPT, Titan, TitanBlock, frequencies, with_lora
 from tests.pytorch.models import (
-    DECODER,
     agrees,
     check,
     compiled,
@@ -20,7 +19,6 @@ from tests.pytorch.models import (
     gradients_agree,
     inputs,
     step,
-    tf,
     tiny,
 )
 
@@ -172,8 +170,7 @@ def test_tied_weights():
 
 @pytest.mark.slow
 def test_tied_weights_of_transformers():
-    torch.manual_seed(0)
-    agrees(tf.LlamaForCausalLM(tf.LlamaConfig(**DECODER, tie_word_embeddings=True)), inputs("llama", torch.float32))
+    agrees(tiny("llama_tied", torch.float32), inputs("llama", torch.float32))
 
 
 def test_i4_frozen_weights():
