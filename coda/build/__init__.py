@@ -10,6 +10,7 @@ import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -76,11 +77,11 @@ def lowered(
     return lower_program(program, numerics, dims)
 
 
-def load(path: str | Path) -> Artifact:
-    """An artifact that ``build`` or ``coda lower`` wrote."""
+def load(path: str | Path, program: str | None = None) -> Artifact:
+    """An artifact that ``build`` or ``coda lower`` wrote; ``program`` chooses where it has several."""
     from coda.runtime.library import Artifact
 
-    return Artifact(Path(path))
+    return Artifact(Path(path), program)
 
 
 def build(
@@ -94,7 +95,20 @@ def build(
     chosen: Mapping[str, Tile] | None = None,
 ) -> Path:
     """Build ``NAME.so``. With ``out`` the library and its header (OUT with suffix .h) are copied there."""
-    built = library(as_schedule(program, dims), tiles, dims, arch, progress, chosen)
+    job = Job(as_schedule(program, dims), dims or {}, tiles, chosen or {})
+    return build_all(job.schedule.name, [job], out, keep_sources, arch, progress)
+
+
+def build_all(
+    name: str,
+    jobs: Sequence[Job],
+    out: Path | None = None,
+    keep_sources: Path | None = None,
+    arch: str = DEFAULT_ARCH,
+    progress: Progress | None = None,
+) -> Path:
+    """Build ``NAME.so`` with several programs, a forward and its backward, say. ``out`` as for ``build``."""
+    built = library_of(name, jobs, arch, progress)
     if keep_sources is not None:
         keep_sources.mkdir(parents=True, exist_ok=True)
         for file in sorted(built.parent.iterdir()):
@@ -110,14 +124,19 @@ def build(
 
 def sources(assembly: Assembly, meta: Metadata | None = None) -> dict[str, str]:
     """File name -> text of everything that is compiled."""
-    device = {unit.file: unit.text for unit in units([assembly])}
-    return device | _host_sources(assembly, meta or Metadata())
+    return sources_of(assembly.name, [assembly], meta)
 
 
-def _host_sources(assembly: Assembly, meta: Metadata) -> dict[str, str]:
+def sources_of(name: str, assemblies: Sequence[Assembly], meta: Metadata | None = None) -> dict[str, str]:
+    """The same of a library of several programs."""
+    device = {unit.file: unit.text for unit in units(assemblies)}
+    return device | _host_sources(name, assemblies, meta or Metadata())
+
+
+def _host_sources(name: str, assemblies: Sequence[Assembly], meta: Metadata) -> dict[str, str]:
     return {
-        "host.cpp": host_source(assembly.name, [assembly], meta),
-        f"{assembly.name}.h": header(assembly.name, [assembly.schedule]),
+        "host.cpp": host_source(name, assemblies, meta),
+        f"{name}.h": header(name, [assembly.schedule for assembly in assemblies]),
     }
 
 
@@ -144,6 +163,32 @@ def assemble(
     return Assembly(schedule, tuple(found))
 
 
+@dataclass(frozen=True)
+class Job:
+    """A program of a library: its kernels, the sizes that guide their tiles, or the tiles themselves: ``tiles`` for all
+    products, or those ``chosen`` for some of them by measuring."""
+
+    schedule: Schedule
+    dims: Mapping[str, int] = field(default_factory=dict)
+    tiles: Tiles = None
+    chosen: Mapping[str, Tile] = field(default_factory=dict)
+
+    def ranked(self) -> dict[str, list[Tile]]:
+        """The tiles to try for each product, the most promising first; none where they are given."""
+        if self.tiles is not None:
+            return {}
+        sizes = self.schedule.with_chunk(self.dims)
+        first = {name: [tile] for name, tile in self.chosen.items()}
+        return {plan.name: first.get(plan.name, []) + rank_tiles(plan, sizes) for plan in self.schedule.gemms}
+
+    def assembly(self, ranked: Mapping[str, Sequence[Tile]]) -> Assembly:
+        """The schedule at the tiles that are given, or come first."""
+        if self.tiles is not None:
+            return assemble(self.schedule, self.tiles, self.dims)
+        built = (v for plan in self.schedule.gemms for v in variants_of(plan, ranked[plan.name][:1]))
+        return Assembly(self.schedule, tuple(built))
+
+
 def library(
     schedule: Schedule,
     tiles: Tiles,
@@ -154,34 +199,40 @@ def library(
 ) -> Path:
     """The library of a schedule at the tiles given; by default at the tile ``chosen`` for a kernel by measuring, else
     at the most promising one that does not spill."""
-    if tiles is not None:
-        return cached(assemble(schedule, tiles, dims), arch, progress)
-    sizes = schedule.with_chunk(dims)
-    first = {name: [tile] for name, tile in (chosen or {}).items()}
-    ranked = {plan.name: first.get(plan.name, []) + rank_tiles(plan, sizes) for plan in schedule.gemms}
+    return library_of(schedule.name, [Job(schedule, dims or {}, tiles, chosen or {})], arch, progress)
+
+
+def library_of(name: str, jobs: Sequence[Job], arch: str, progress: Progress | None = None) -> Path:
+    """The library of several programs, each at tiles as for ``library``."""
+    ranked = {plan: tiles for job in jobs for plan, tiles in job.ranked().items()}
     while True:
-        built = [v for plan in schedule.gemms for v in variants_of(plan, ranked[plan.name][:1])]
+        assemblies = [job.assembly(ranked) for job in jobs]
         try:
-            return cached(Assembly(schedule, tuple(built)), arch, progress)
+            return cached_of(name, assemblies, arch, progress)
         except SpillError as error:
-            spilled = [v.plan.name for v in built if v.symbol in str(error)] or [v.plan.name for v in built]
-            for name in spilled:
-                ranked[name] = ranked[name][1:]
-            if not all(ranked.values()):
+            free = [v for assembly in assemblies for v in assembly.variants if v.plan.name in ranked]
+            spilled = [v.plan.name for v in free if v.symbol in str(error)] or [v.plan.name for v in free]
+            for plan in spilled:
+                ranked[plan] = ranked[plan][1:]
+            if not ranked or not all(ranked.values()):
                 raise
             if progress:
                 progress(f"{error.diagnostics[0].message}; trying the next tile")
 
 
 def cached(assembly: Assembly, arch: str, progress: Progress | None = None) -> Path:
+    """The library of one program in the cache, built if it is not there yet."""
+    return cached_of(assembly.name, [assembly], arch, progress)
+
+
+def cached_of(name: str, assemblies: Sequence[Assembly], arch: str, progress: Progress | None = None) -> Path:
     """The library in the cache, built if it is not there yet. Device code has an entry of its own: what only the
     launcher knows, such as the order of tiles, changes without it being compiled again."""
     if arch != DEFAULT_ARCH:
         raise CodaError.of(f"there is no code for {arch}", f"this release builds for {DEFAULT_ARCH}")
     tools = toolchain.find()
-    device = units([assembly])
-    host = _host_sources(assembly, Metadata(arch, tools.cutlass_version, tools.nvcc_version))
-    name = f"{assembly.name}.so"
+    device = units(assemblies)
+    host = _host_sources(name, assemblies, Metadata(arch, tools.cutlass_version, tools.nvcc_version))
 
     def make(folder: Path) -> None:
         for file, text in host.items():
@@ -193,10 +244,10 @@ def cached(assembly: Assembly, arch: str, progress: Progress | None = None) -> P
         for unit, built in zip(device, folders, strict=True):
             for file in (unit.file, "build.log"):
                 shutil.copy(built / file, folder / Path(unit.file).with_suffix(Path(file).suffix))
-        link(folder, assembly.name, tools, [built / CUBIN for built in folders])
+        link(folder, name, tools, [built / CUBIN for built in folders])
 
     files = {unit.file: unit.text for unit in device} | host
-    return cache.obtain(cache.content_key(_identity(files, tools, arch)), name, make) / name
+    return cache.obtain(cache.content_key(_identity(files, tools, arch)), f"{name}.so", make) / f"{name}.so"
 
 
 def _cubin(unit: Unit, tools: Toolchain, arch: str, progress: Progress | None) -> Path:

@@ -8,6 +8,7 @@ rewrites that were made. Without --dims the costs are formulas. --backward expla
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +43,9 @@ def run(args: argparse.Namespace) -> int:
         _show_model(args)
         return 0
     request, wrt = from_args(args), args.wrt.split(",") if args.wrt else None
-    report = explain(request, args.gpu, args.backward, wrt)
-    found = tuple(proofs(request.program, args.backward, wrt, report.lowered)) if args.prove else ()
+    backward, wrt = args.backward or request.backward, wrt or request.wrt
+    report = explain(request, args.gpu, backward, wrt)
+    found = tuple(proofs(request.program, backward, wrt, report.lowered)) if args.prove else ()
     if args.svg is not None:
         write_text(args.svg, svg([report]))
     if args.json:
@@ -53,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     return 0 if all(p.holds for p in found) else 1
 
 
-def explain(request: Request, gpu: str = "h200", backward: bool = False, wrt: list[str] | None = None) -> Report:
+def explain(request: Request, gpu: str = "h200", backward: bool = False, wrt: Sequence[str] | None = None) -> Report:
     """What there is to say of a program, and of its backward where it is wanted."""
     program = request.program
     sizes = bind(program, {}, request.dims)

@@ -45,7 +45,7 @@ class Launch:
     hosts it."""
 
     name: str
-    kind: str  # "gemm", "row", "map", "finish" or "call"
+    kind: str  # "gemm", "row", "map", "finish" or "opaque"
     count: int  # of launches
     program: Program
     reads: tuple[Tensor, ...]
@@ -53,7 +53,7 @@ class Launch:
 
     @property
     def reason(self) -> str | None:
-        return REASONS.get(self.kind)
+        return REASONS.get("call" if self.kind == "opaque" else self.kind)
 
     @property
     def operations(self) -> tuple[Node, ...]:
@@ -116,7 +116,7 @@ def call_launch(call: Program) -> Launch:
     moved = read_bytes(call)
     reads = tuple(Tensor(p.name, str(p.type), moved[p.name]) for p in call.params if p.name in moved)
     writes = tuple(Tensor(o.name, str(o.type), output_bytes(o)) for o in call.outputs)
-    return Launch(call.name, "call", 1, call, reads, writes)
+    return Launch(call.name, "opaque", 1, call, reads, writes)
 
 
 class _Step:

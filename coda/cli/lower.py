@@ -3,7 +3,8 @@
 FILE is a program, or a .toml config, which options override:
 
     program = "residual_stats.coda"   # relative to the config
-    name = "residual_stats"           # when the file has several programs
+    name = "residual_stats"           # when the file has several programs; a list makes one artifact of them
+    backward = true                   # build the derived backward, too, for the parameters wrt = ["x"] (default: all)
 
     [dims]                            # guide the choice of the tile; the artifact serves other sizes, too
     M = 8192
@@ -15,9 +16,9 @@ FILE is a program, or a .toml config, which options override:
     arch = "sm_90a"
     tile = "128x192"
 
-A program with opaque calls becomes one artifact for each segment between them, OUT_1.so, OUT_2.so ...; the report says
-what is called between, with which tensors. --backward also builds the derived backward, OUT_backward.so; the forward
-then returns what it reads, and `coda derive` prints both.
+An artifact may hold several programs: those of a list, a forward and its backward, and of a program with opaque calls
+the segments between them, NAME_1, NAME_2 ...; the report says what is called between, with which tensors. With
+--backward the forward also returns what the backward reads; `coda derive` prints both.
 
 Building needs nvcc but no GPU; `coda doctor` says what is missing.
 """
@@ -25,22 +26,23 @@ Building needs nvcc but no GPU; `coda doctor` says what is missing.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
-from dataclasses import replace
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from coda import build
 from coda.cli import planview
 from coda.cli.common import add_json, add_request, print_json
 from coda.cli.progress import progress
-from coda.cli.request import ARCHES, Request, from_args
+from coda.cli.request import ARCHES, Request, all_from_args, size_names
 from coda.errors import CodaError
 from coda.ir import Program
 from coda.passes import derive, fuse
 from coda.passes.differentiate import MEMORY
 from coda.passes.segments import has_calls, segments
 from coda.runtime.binding import bind
-from coda.target import TILES, Tile
+from coda.target import TILES
 from coda.target.schedule import Assembly
 from coda.tuning.use import declined_here, tiles_here
 
@@ -48,7 +50,7 @@ from coda.tuning.use import declined_here, tiles_here
 def add(parser: argparse.ArgumentParser) -> None:
     add_request(parser, "a program (.coda) or a config (.toml)")
     parser.add_argument("-o", "--output", type=Path, metavar="OUT.so", help="the library; OUT.h is put beside it")
-    parser.add_argument("--backward", action="store_true", help="build the derived backward, too: OUT_backward.so")
+    parser.add_argument("--backward", action="store_true", help="build the derived backward, too")
     parser.add_argument("--wrt", metavar="NAMES", help="parameters that want gradients (default: all that can)")
     parser.add_argument(
         "--memory", choices=MEMORY, default="fast", help="low: recompute products, in chunks; keep less"
@@ -61,104 +63,135 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(usage_error=parser.error)
 
 
+@dataclass(frozen=True)
+class Part:
+    """A program of the artifact. ``chunk`` names the axis in whose chunks its kernels run, where they do."""
+
+    request: Request
+    chunk: str | None = None
+
+    @property
+    def name(self) -> str:
+        return self.request.program.name
+
+
+Call = dict[str, object]  # of an opaque function: its name, what it reads and writes
+
+
 def run(args: argparse.Namespace) -> int:
     if args.output is None and not args.no_build:
         args.usage_error("say where the library goes, -o OUT.so, or generate sources only, --no-build")
     if args.output is not None and args.output.suffix != ".so":
         args.usage_error(f"-o {args.output}: the name of the library ends in .so")
-    request = from_args(args)
-    if (args.wrt or args.memory != "fast") and not args.backward:
+    requests = all_from_args(args)
+    if (args.wrt or args.memory != "fast") and not args.backward and not any(r.backward for r in requests):
         args.usage_error("--wrt and --memory are about a backward: add --backward")
-    if args.backward:
-        reports = _with_backward(args, request)
-    elif has_calls(request.program):
-        reports = _segments(args, request)
-    else:
-        reports = [_lower(args, request, args.output)]
+    found = [part for request in requests for part in _parts(request, args)]
+    parts, calls = [p for p in found if isinstance(p, Part)], [p for p in found if not isinstance(p, Part)]
+    name = parts[0].name if len(parts) == 1 else _library_name(args)
+    report = _lower(args, name, parts) | ({"calls": calls} if calls else {})
     if args.json:
-        several = "artifacts" if args.backward else "segments"
-        print_json(reports[0] if len(reports) == 1 else {"program": request.program.name, several: reports})
+        print_json(report)
     else:
-        print("\n\n".join(map(_text, reports)))
+        print(_text(report))
     return 0
 
 
-def _with_backward(args: argparse.Namespace, request: Request) -> list[dict[str, object]]:
-    """An artifact of the forward, which returns what the backward needs as well, and one of the derived backward."""
-    derived, _ = derive(request.program, args.wrt.split(",") if args.wrt else None, memory=args.memory)
-    reports = []
-    for part, suffix, chunk in ((derived.forward, "", None), (derived.backward, "_backward", derived.chunk)):
-        output = args.output and args.output.with_name(f"{args.output.stem}{suffix}.so")
-        known = {axis.name for axis in part.axes} | {s.name for axis in part.axes for s in axis.size.free_symbols}
-        dims = {name: size for name, size in request.dims.items() if name in known}
-        reports.append(_lower(args, replace(request, program=part, dims=dims), output, chunk))
-        if chunk is not None:
-            reports[-1]["chunks"] = chunk
-    return reports
-
-
-def _text(report: Mapping[str, object]) -> str:
-    return "\n".join(f"{key}: {', '.join(v) if isinstance(v, list) else v}" for key, v in report.items())
-
-
-def _segments(args: argparse.Namespace, request: Request) -> list[dict[str, object]]:
-    """An artifact for each segment of a program with opaque calls, and the calls that the caller makes between them."""
-    reports: list[dict[str, object]] = []
-    for part in segments(fuse(request.program).forward):
-        if not isinstance(part, Program):
-            callee = next(n.attr("callee") for n in part.program.nodes() if n.op == "call")
-            reads, writes = ([x.name for x in xs] for xs in (part.program.params, part.program.outputs))
-            reports.append({"call": callee.name, "reads": reads, "writes": writes})
+def _parts(request: Request, args: argparse.Namespace) -> Iterator[Part | Call]:
+    """The programs of a request: with its backward where that is wanted, the forward then returns what the backward
+    needs as well; and of what calls opaque functions the segments, with the calls, which are the caller's."""
+    programs: list[tuple[Program, str | None]] = [(request.program, None)]
+    if args.backward or request.backward:
+        wrt = args.wrt.split(",") if args.wrt else request.wrt
+        derived, _ = derive(request.program, wrt, memory=args.memory)
+        programs = [(derived.forward, None), (derived.backward, derived.chunk)]
+    for program, chunk in programs:
+        if not has_calls(program):
+            yield Part(_sized(request, program), chunk)
             continue
-        known = {s.name for axis in part.axes for s in axis.size.free_symbols} | {axis.name for axis in part.axes}
-        dims = {name: size for name, size in request.dims.items() if name in known}
-        number = part.name.removeprefix(request.program.name)
-        output = args.output and args.output.with_name(f"{args.output.stem}{number}.so")
-        reports.append(_lower(args, replace(request, program=part, dims=dims), output))
-    return reports
+        for part in segments(fuse(program).forward):
+            if isinstance(part, Program):
+                yield Part(_sized(request, part))
+            else:
+                callee = next(n.attr("callee") for n in part.program.nodes() if n.op == "call")
+                reads, writes = ([x.name for x in xs] for xs in (part.program.params, part.program.outputs))
+                yield {"call": callee.name, "reads": reads, "writes": writes}
 
 
-def _lower(
-    args: argparse.Namespace, request: Request, output: Path | None, chunk: str | None = None
-) -> dict[str, object]:
-    """Build one artifact, or generate its sources."""
-    assembly, sizes, chosen = _assembly(request, chunk)
-    tiles = list(dict.fromkeys(v.tile.name for v in assembly.variants))
-    report: dict[str, object] = {"program": assembly.name, "arch": request.arch, "tiles": tiles}
-    report["kernels"] = [step.name for step in assembly.schedule.steps]
+def _sized(request: Request, program: Program) -> Request:
+    """The request for a program that was made of another one, and need not have all of its axes."""
+    if program is request.program:
+        return request
+    known = size_names(program)
+    return replace(request, program=program, dims={n: s for n, s in request.dims.items() if n in known})
+
+
+def _library_name(args: argparse.Namespace) -> str:
+    """What a library of several programs is called: as a C identifier, for its header."""
+    return re.sub(r"\W", "_", Path(args.output or args.file).stem)
+
+
+def _lower(args: argparse.Namespace, name: str, parts: Sequence[Part]) -> dict[str, object]:
+    """Build the artifact, or generate its sources."""
+    arch, output = parts[0].request.arch, args.output
+    lowered = [_assembly(part) for part in parts]
+    programs = [_about(assembly, part.chunk) for part, (assembly, _) in zip(parts, lowered, strict=True)]
+    report: dict[str, object] = {"program": name, "arch": arch}
     if args.no_build or output is None:
-        return report | _generate(assembly, args.keep_sources, request.arch)
-    with progress(f"building {output}") as say:
-        given = tiles if request.tile else None  # by default the best tiles that do not spill
-        build.build(assembly.schedule, given, output, args.keep_sources, request.arch, say, sizes, chosen)
-    report["tiles"] = build.load(output).tiles
-    if (reason := declined_here(assembly.schedule, sizes)) is not None:
-        report["declined"] = reason
-    return report | {"library": str(output), "header": str(output.with_suffix(".h"))}
+        report |= _generate(name, [assembly for assembly, _ in lowered], args.keep_sources, arch)
+    else:
+        with progress(f"building {output}") as say:
+            build.build_all(name, [job for _, job in lowered], output, args.keep_sources, arch, say)
+        for about in programs:
+            about["tiles"] = build.load(output, str(about["program"])).tiles
+        report |= {"library": str(output), "header": str(output.with_suffix(".h"))}
+    for about, (_, job) in zip(programs, lowered, strict=True):
+        if (reason := declined_here(job.schedule, job.dims)) is not None:
+            about["declined"] = reason
+    return report | (programs[0] if len(programs) == 1 else {"programs": programs})
 
 
-def _assembly(request: Request, chunk: str | None) -> tuple[Assembly, dict[str, int], dict[str, Tile]]:
-    """The kernels and their tiles, the sizes that are known, and the tiles that `coda tune` found best. Sizes that
-    kernels would refuse are told now, not when the artifact runs."""
-    schedule = build.lowered(request.program, chunk=chunk, dims=request.dims)
+def _about(assembly: Assembly, chunk: str | None) -> dict[str, object]:
+    tiles = list(dict.fromkeys(v.tile.name for v in assembly.variants))
+    kernels = [step.name for step in assembly.schedule.steps]
+    about: dict[str, object] = {"program": assembly.name, "tiles": tiles, "kernels": kernels}
+    return about | ({"chunks": chunk} if chunk else {})
+
+
+def _text(report: Mapping[str, object], indent: str = "") -> str:
+    lines = []
+    for key, value in report.items():
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            lines += [f"{indent}{key}:", *(_text(v, indent + "  ") + "\n" for v in value)]
+        else:
+            lines.append(f"{indent}{key}: {', '.join(value) if isinstance(value, list) else value}")
+    return "\n".join(lines).rstrip("\n")
+
+
+def _assembly(part: Part) -> tuple[Assembly, build.Job]:
+    """The kernels at their tiles, and what to build. Sizes that kernels would refuse are told now, not when the
+    artifact runs."""
+    request = part.request
     sizes = bind(request.program, {}, request.dims)
-    chosen = {} if request.tile else tiles_here(schedule, sizes)
-    assembly = build.assemble(schedule, request.tile.split(",") if request.tile else None, sizes, chosen)
+    schedule = build.lowered(request.program, chunk=part.chunk, dims=request.dims)
+    tiles = request.tile.split(",") if request.tile else None
+    chosen = {} if request.tile else tiles_here(schedule, sizes)  # by `coda tune`
+    assembly = build.assemble(schedule, tiles, sizes, chosen)
     if all(axis.name in sizes for axis in request.program.free_axes):
         for tile in dict.fromkeys(v.tile for v in assembly.variants) or (TILES[0],):
             if reason := planview.refusal(schedule, sizes, tile):
-                raise CodaError.of(f"the kernel would refuse these sizes: {reason}")
-    return assembly, sizes, chosen
+                raise CodaError.of(f"'{schedule.name}' would refuse these sizes: {reason}")
+    return assembly, build.Job(schedule, sizes, tiles, chosen)
 
 
-def _generate(assembly: Assembly, folder: Path | None, arch: str) -> dict[str, object]:
+def _generate(name: str, assemblies: Sequence[Assembly], folder: Path | None, arch: str) -> dict[str, object]:
     """Generate the sources, and write them where they are wanted."""
-    files = build.sources(assembly, build.Metadata(arch))
+    files = build.sources_of(name, assemblies, build.Metadata(arch))
     if folder is not None:
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            for name, text in files.items():
-                (folder / name).write_text(text)
+            for file, text in files.items():
+                (folder / file).write_text(text)
         except OSError as error:
             raise CodaError.of(f"cannot write the sources to {folder}: {error.strerror}") from None
-    return {"sources": [str(folder / name) if folder else name for name in files]}
+    return {"sources": [str(folder / file) if folder else file for file in files]}

@@ -7,7 +7,7 @@ and compared with the whole, and the unrolling of lanes in each.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from coda.ir import Program
@@ -43,7 +43,7 @@ class Proven:
         return f"{self.rule} of {self.program} [{self.label}]: {self.proof if self.proof is not None else self.why}"
 
 
-def proofs(program: Program, backward: bool, wrt: list[str] | None, lowered: Iterable[Lowered]) -> Iterator[Proven]:
+def proofs(program: Program, backward: bool, wrt: Sequence[str] | None, lowered: Iterable[Lowered]) -> Iterator[Proven]:
     """The rewrites of a program, of its backward where that is wanted, and of the kernels that were made of them."""
     forward, seen = yield from _rewritten(program)
     if backward:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,9 @@ Const = int | str
 # The keys of a config and the type each value has; a dict describes a table, "*" any key.
 _CONFIG: dict[str, Any] = {
     "program": str,
-    "name": str,
+    "name": (str, list),
+    "backward": bool,
+    "wrt": list,
     "dims": {"*": int},
     "consts": {"*": (int, str)},
     "dtypes": {"*": str},
@@ -40,6 +42,8 @@ class Request:
     dims: dict[str, int] = field(default_factory=dict)
     arch: str = ARCHES[0]
     tile: str | None = None
+    backward: bool = False
+    wrt: tuple[str, ...] | None = None  # parameters that want gradients; None: all that can
 
 
 def load_module(
@@ -74,22 +78,58 @@ def _with_dtypes(source: Source, program: str | None, dtypes: Mapping[str, str])
 
 def from_args(args: argparse.Namespace) -> Request:
     """The request that FILE and the options of ``add_request`` describe. Warnings go to stderr."""
+    requests = all_from_args(args)
+    if len(requests) > 1:
+        names = " | ".join(r.program.name for r in requests)
+        raise CodaError.of(f"{args.file} names {len(requests)} programs", f"choose one: --program {names}")
+    return requests[0]
+
+
+def all_from_args(args: argparse.Namespace) -> list[Request]:
+    """The requests for all programs that a config names, one otherwise."""
     config = read_config(args.file) if args.file.endswith(".toml") else {}
     target = config.get("target", {})
     source = Path(args.file).parent / config["program"] if config else Path(args.file)
-    name = args.program or config.get("name")
-    module = load_module(source, {**config.get("consts", {}), **args.const}, name, config.get("dtypes", {}))
+    named = config.get("name")
+    listed: list[str] = named if isinstance(named, list) else []
+    names: list[str | None] = [args.program] if args.program else [*listed] or [named]
+    one = names[0] if len(names) == 1 else None
+    module = load_module(source, {**config.get("consts", {}), **args.const}, one, config.get("dtypes", {}))
     for warning in module.warnings:
         print(warning.render(module.source), file=sys.stderr)
     arch = getattr(args, "arch", None) or target.get("arch", ARCHES[0])
     if arch not in ARCHES:
         raise CodaError.of(f"target.arch is '{arch}'", "kernels are made for " + ", ".join(ARCHES))
-    return Request(
-        program=select(module, name, source),
-        dims={**config.get("dims", {}), **args.dims},
-        arch=arch,
-        tile=getattr(args, "tile", None) or target.get("tile"),
-    )
+    programs = [select(module, name, source) for name in names]
+    sharing = [select(module, name, source) for name in listed]  # the sizes of the config
+    wrt = config.get("wrt")
+    return [
+        Request(
+            program=program,
+            dims={**_dims_of(program, sharing, config.get("dims", {})), **args.dims},
+            arch=arch,
+            tile=getattr(args, "tile", None) or target.get("tile"),
+            backward=config.get("backward", False),
+            wrt=None if wrt is None else tuple(wrt),
+        )
+        for program in programs
+    ]
+
+
+def _dims_of(program: Program, sharing: Sequence[Program], dims: Mapping[str, int]) -> dict[str, int]:
+    """The sizes of a config that a program knows, where several share them; each must be known to one of them."""
+    if not sharing:
+        return dict(dims)
+    known = [size_names(p) for p in sharing]
+    for name in dims:
+        if not any(name in names for names in known):
+            raise CodaError.of(f"dims: no program has an axis '{name}'", did_you_mean(name, set().union(*known)))
+    return {name: size for name, size in dims.items() if name in size_names(program)}
+
+
+def size_names(program: Program) -> set[str]:
+    """The axes of a program, and what their sizes are made of."""
+    return {s.name for axis in program.axes for s in axis.size.free_symbols} | {axis.name for axis in program.axes}
 
 
 def select(module: Module, name: str | None, path: Path) -> Program:
@@ -138,12 +178,18 @@ def _problems(config: dict[str, Any], schema: dict[str, Any], where: str) -> Ite
                 yield from _problems(value, kind, name + ".")
             else:
                 yield CodaError.of(f"'{name}' must be a table, as in [{name}]")
-        elif not isinstance(value, kind) or isinstance(value, bool):
+        elif not _is_a(value, kind):
             yield CodaError.of(f"'{name}' must be {_kind_name(kind)}, not {value!r}")
 
 
+def _is_a(value: Any, kind: Any) -> bool:
+    if isinstance(value, bool):  # which Python counts as an int
+        return kind is bool
+    return isinstance(value, kind) and (not isinstance(value, list) or all(isinstance(x, str) for x in value))
+
+
 def _kind_name(kind: Any) -> str:
-    names = {str: "a string", int: "a whole number"}
+    names = {str: "a string", int: "a whole number", bool: "true or false", list: "a list of strings"}
     return " or ".join(names[k] for k in (kind if isinstance(kind, tuple) else (kind,)))
 
 

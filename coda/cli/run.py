@@ -129,7 +129,7 @@ def _function(args: argparse.Namespace) -> tuple[CompiledProgram, dict[str, int]
         for option, given in (("--const", args.const), ("--tile", args.tile)):
             if given:
                 raise CodaError.of(f"{option} has no meaning for an artifact, where it is fixed")
-        return coda.load(args.file), args.dims
+        return coda.load(args.file, program=args.program), args.dims
     request = from_args(args)
     device = "cpu" if args.device == "cpu" else None
     dims: Any = request.dims

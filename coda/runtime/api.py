@@ -82,15 +82,16 @@ def compile(
     return compiled
 
 
-def load(path: str | Path, *, fallback: str = "copy") -> CompiledProgram:
-    """The program of an artifact that ``coda lower`` wrote. What its kernels refuse, ``fallback`` decides.
+def load(path: str | Path, *, program: str | None = None, fallback: str = "copy") -> CompiledProgram:
+    """The program of an artifact that ``coda lower`` wrote; ``program`` chooses where it has several. What its kernels
+    refuse, ``fallback`` decides.
 
     Raises CodaError where the file is no artifact or was built for another architecture or version.
     """
     from coda.build import load as load_artifact
     from coda.runtime.callable import CompiledProgram
 
-    artifact = load_artifact(path)
+    artifact = load_artifact(path, program)
     return CompiledProgram(artifact.program, fallback=fallback, artifact=artifact)
 
 
