@@ -16,8 +16,8 @@ from coda.ir import Program, rewrite
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 LLAMA = str(EXAMPLES / "llama3_block.coda")
-SIZES = {"M": 256, "D": 512, "A": 384, "F": 640, "V": 1000, "B": 2, "T": 128, "N": 512, "HQ": 4, "HK": 2, "H": 4, "d": 64,
-         "P": 300, "f": 32}  # fmt: skip
+SIZES = {"M": 256, "D": 512, "A": 384, "F": 640, "V": 1000, "B": 2, "T": 128, "N": 512, "HQ": 4, "HK": 2, "H": 4,
+         "d": 64, "P": 300, "f": 32}  # fmt: skip
 
 
 def blocks() -> dict[str, Program]:
