@@ -13,6 +13,7 @@
 #include <cutlass/epilogue/dispatch_policy.hpp>
 #include <cutlass/pipeline/sm90_pipeline.hpp>
 
+#include "group.h"
 #include "heads.h"
 #include "operand.h"
 #include "store.h"
@@ -59,6 +60,7 @@ template <class... S> struct Streams {
 template <class Visitor, class Config>
 struct Epilogue {
   using Launch = typename Visitor::Launch;
+  using Launches = typename Config::Launches;
   static constexpr int kTileM = Config::kTileM, kTileN = Config::kTileN, kLanes = Visitor::kLanes;
   static constexpr int kColumns = kTileN / kLanes, kSlabRows = Config::kSlabRows, kSlabs = kTileM / kSlabRows;
   static constexpr int kChunk = Config::kChunk, kChunks = (kColumns + kChunk - 1) / kChunk;
@@ -98,27 +100,28 @@ struct Epilogue {
   static constexpr bool RequiresTransactionBytes = false;
   struct Arguments {};
   struct Params {
-    Launch const* launch;
+    Launches const* group;
   };
   template <class T> CUTLASS_HOST_DEVICE static constexpr int get_load_pipe_increment(T) { return kSlabs * kChunks; }
   template <class T> CUTLASS_HOST_DEVICE static constexpr int get_store_pipe_increment(T) { return 1; }
   CUTLASS_DEVICE static void prefetch_tma_descriptors(Params const&) {}
 
   CUTLASS_DEVICE Epilogue(Params const& p, TensorStorage& s)
-      : p_(*p.launch), smem_(cute::cast_smem_ptr_to_uint(s.chunks)), rows_(s.rows), columns_(s.columns), slots_(s.slots) {}
-  CUTLASS_DEVICE bool is_producer_load_needed() const { return kHasTiles && Visitor::needs_tiles(p_); }
+      : group_(*p.group), p_(&p.group->each[0]), smem_(cute::cast_smem_ptr_to_uint(s.chunks)), rows_(s.rows), columns_(s.columns), slots_(s.slots) {}
+  CUTLASS_DEVICE bool is_producer_load_needed() const { return kHasTiles && Visitor::needs_tiles(*p_); }
 
   // The producer warp: one chunk a stage, all streams behind one barrier.
   template <class ProblemShape, class TileShape, class Coord, class... Rest>
   CUTLASS_DEVICE auto load(LoadPipeline pipe, LoadPipelineState state, ProblemShape const&, TileShape, Coord const& coord, Rest&&...) {
     if constexpr (kHasTiles) {
+      int const tile_row = enter(int(cute::get<0>(coord)));
       bool const leader = cute::elect_one_sync();
       CUTLASS_PRAGMA_NO_UNROLL
       for (int i = 0; i < kSlabs * kChunks; ++i, ++state) {
         if (!leader) continue;
         pipe.producer_acquire(state);
         uint64_t* barrier = reinterpret_cast<uint64_t*>(pipe.producer_get_barrier(state));
-        int const row = int(cute::get<0>(coord)) * kTileM + i / kChunks * kSlabRows;
+        int const row = tile_row * kTileM + i / kChunks * kSlabRows;
         int const column = int(cute::get<1>(coord)) * kColumns + i % kChunks * kChunk;
         cutlass::arch::ClusterTransactionBarrier::arrive_and_expect_tx(
             reinterpret_cast<cutlass::arch::ClusterTransactionBarrier::ValueType*>(barrier), stage_bytes(typename Visitor::Streams{}));
@@ -141,15 +144,16 @@ struct Epilogue {
     constexpr int kAccumulators = kSlabs * kTileN / 2;
     static_assert(decltype(cute::size(accumulators))::value == kAccumulators);
     float const* acc = &accumulators(0);
+    int const tile_row = enter(int(cute::get<0>(coord)));
     int const warp = thread >> 5, lane = thread & 31;
-    Position const x{int(cute::get<0>(coord)) * kTileM + warp * 16 + (lane >> 2), int(cute::get<1>(coord)) * kColumns,
-                     lane & 3, lane, int(cute::get<0>(coord)) * (kTileM / 16) + warp, int(cute::get<1>(coord)),
-                     (p_.n + kTileN - 1) / kTileN};
+    Position const x{tile_row * kTileM + warp * 16 + (lane >> 2), int(cute::get<1>(coord)) * kColumns,
+                     lane & 3, lane, tile_row * (kTileM / 16) + warp, int(cute::get<1>(coord)),
+                     (p_->n + kTileN - 1) / kTileN};
     ChunkReader<LoadPipeline, kStageBytes> reader{
         cute::cast_smem_ptr_to_uint(pipe.producer_get_barrier(LoadPipelineState{})), smem_, state, thread};
-    bool const tiles = kHasTiles && Visitor::needs_tiles(p_);
-    auto const uniform = Visitor::uniform(p_.operands, p_.m, p_.n / kLanes);
-    stage(uniform, int(cute::get<0>(coord)) * kTileM, x.column, thread);
+    bool const tiles = kHasTiles && Visitor::needs_tiles(*p_);
+    auto const uniform = Visitor::uniform(p_->operands, p_->m, p_->n / kLanes);
+    stage(uniform, tile_row * kTileM, x.column, thread);
     CUTLASS_PRAGMA_UNROLL
     for (int slab = 0; slab < kSlabs; ++slab) {
       Row const* row = rows_ + warp * 16 + (lane >> 2) + slab * kSlabRows;
@@ -165,11 +169,18 @@ struct Epilogue {
   }
 
  private:
-  Launch const& p_;
+  Launches const& group_;
+  Launch const* p_;  // of the tile at hand
   uint32_t smem_;
   Row* rows_;
   Columns* columns_;
   char* slots_;
+
+  // The row of a tile within the launch that it belongs to, which is at hand from here on.
+  CUTLASS_DEVICE int enter(int tile_row) {
+    p_ = &launch_of(group_, tile_row);
+    return tile_row;
+  }
 
   // Values of rows and columns go through shared memory: each is loaded and computed once a tile, at any alignment, and
   // read back without a branch. The first barrier waits for the readers of the tile before (cooperative; in ping-pong
@@ -179,15 +190,15 @@ struct Epilogue {
       auto const sync = [] { cutlass::arch::NamedBarrier::sync(kThreads, cutlass::arch::ReservedNamedBarriers::EpilogueBarrier); };
       sync();
       if constexpr (kHasRows)
-        for (int i = thread; i < kTileM; i += kThreads) rows_[i] = Visitor::row(p_.operands, uniform, row + i, p_.m);
+        for (int i = thread; i < kTileM; i += kThreads) rows_[i] = Visitor::row(p_->operands, uniform, row + i, p_->m);
       if constexpr (kHasColumns)
         for (int i = thread; i < kColumns / 2; i += kThreads)
-          columns_[i] = Visitor::columns(p_.operands, uniform, column + 2 * i, p_.n / kLanes);
+          columns_[i] = Visitor::columns(p_->operands, uniform, column + 2 * i, p_->n / kLanes);
       if constexpr (Visitor::kSlotBytes > 0)
         for (int i = thread; i < kColumns / 2; i += kThreads) {
           int const head = i / (kHead / 2), pair = i % (kHead / 2);
-          Visitor::dispatch(column / kHead + head, p_.n / kHead, [&](auto segment, int g) {
-            decltype(segment)::stage(slots_ + head * Visitor::kSlotBytes, p_.operands, uniform, g, pair);
+          Visitor::dispatch(column / kHead + head, p_->n / kHead, [&](auto segment, int g) {
+            decltype(segment)::stage(slots_ + head * Visitor::kSlotBytes, p_->operands, uniform, g, pair);
           });
         }
       sync();
@@ -203,7 +214,7 @@ struct Epilogue {
     for (int first = 0; first + 32 <= kColumns; first += 32)
       step<32>(acc, first, slab, x, uniform, rows, reader, tiles, totals);
     if constexpr (kColumns % 32 == 16) step<16>(acc, kColumns - 16, slab, x, uniform, rows, reader, tiles, totals);
-    Visitor::store_rows(p_, totals, x.row + slab * kSlabRows, x);
+    Visitor::store_rows(*p_, totals, x.row + slab * kSlabRows, x);
   }
 
   // The heads of a slab, each by the segment it belongs to.
@@ -211,8 +222,8 @@ struct Epilogue {
   CUTLASS_DEVICE void visit_heads(float const* acc, Position const& x, int row, Uniform const& uniform, Row const (&rows)[2]) {
     CUTLASS_PRAGMA_UNROLL
     for (int h = 0; h < kHeads; ++h)
-      Visitor::dispatch(x.column / kHead + h, p_.n / kHead, [&](auto segment, int g) {
-        decltype(segment)::visit(HeadView{acc + h * kHead / 2}, p_, uniform, rows, slots_ + h * Visitor::kSlotBytes, g, row, x.q);
+      Visitor::dispatch(x.column / kHead + h, p_->n / kHead, [&](auto segment, int g) {
+        decltype(segment)::visit(HeadView{acc + h * kHead / 2}, *p_, uniform, rows, slots_ + h * Visitor::kSlotBytes, g, row, x.q);
       });
   }
 
@@ -227,13 +238,13 @@ struct Epilogue {
         if (first % kChunk + kWidth >= kChunk || first + kWidth >= kColumns) reader.release();
       }
     }
-    StepPosition const at{x.row + slab * kSlabRows, x.column + first, p_.m, p_.n / kLanes, x.q};
-    Step<kWidth, kLanes> const s{acc + first * kLanes / 2, at, p_.swap_lanes != 0};
-    Visitor::step(s, p_, uniform, rows, columns_ + first / 2 + x.q, fetched, totals, x.band + slab * (kSlabRows / 16), x.lane);
+    StepPosition const at{x.row + slab * kSlabRows, x.column + first, p_->m, p_->n / kLanes, x.q};
+    Step<kWidth, kLanes> const s{acc + first * kLanes / 2, at, p_->swap_lanes != 0};
+    Visitor::step(s, *p_, uniform, rows, columns_ + first / 2 + x.q, fetched, totals, x.band + slab * (kSlabRows / 16), x.lane);
   }
 
   template <class... S> CUTLASS_DEVICE uint32_t stage_bytes(Streams<S...>) const {
-    return ((p_.operands[S::kOperand].data ? kSlabRows * kChunk * uint32_t(sizeof(typename S::D)) : 0u) + ... + 0u);
+    return ((p_->operands[S::kOperand].data ? kSlabRows * kChunk * uint32_t(sizeof(typename S::D)) : 0u) + ... + 0u);
   }
   template <class... S>
   CUTLASS_DEVICE void copy(Streams<S...>, uint64_t* barrier, uint32_t to, int column, int row) const {
@@ -243,14 +254,14 @@ struct Epilogue {
   template <class S> CUTLASS_DEVICE void copy_stream(uint64_t* barrier, uint32_t to, uint32_t& offset, int column, int row) const {
     uint64_t const hint = uint64_t(cute::TMA::CacheHintSm90::EVICT_FIRST);
     uint32_t const bar = cute::cast_smem_ptr_to_uint(barrier);
-    if (p_.operands[S::kOperand].data) {
+    if (p_->operands[S::kOperand].data) {
       if constexpr (S::kLaned)
         asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
-                     "[%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(to + offset), "l"(&p_.tiles[S::kMap]), "r"(bar),
+                     "[%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(to + offset), "l"(&p_->tiles[S::kMap]), "r"(bar),
                      "r"(column), "r"(S::kLane), "r"(row), "l"(hint) : "memory");
       else
         asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
-                     "[%0], [%1, {%3, %4}], [%2], %5;" ::"r"(to + offset), "l"(&p_.tiles[S::kMap]), "r"(bar),
+                     "[%0], [%1, {%3, %4}], [%2], %5;" ::"r"(to + offset), "l"(&p_->tiles[S::kMap]), "r"(bar),
                      "r"(column), "r"(row), "l"(hint) : "memory");
     }
     offset += kSlabRows * kChunk * sizeof(typename S::D);

@@ -22,6 +22,7 @@ namespace coda::host {
 inline int run_steps(Call& call, DeviceState const& device, cudaStream_t stream, int first, int end) {
   for (int i = first; i < end; ++i) {
     Step const& step = call.program->steps[i];
+    if (!step.launch) continue;  // it ran with a step before
     begin(call, step);
     if (int status = step.launch(call, device, stream)) return status;
     for (int f = 0; f < step.finishing_count; ++f)

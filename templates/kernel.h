@@ -21,8 +21,9 @@
 
 namespace coda {
 
-template <class Visitor, int kTileM_, int kTileN_, bool kCooperative, int kClusterM, int kClusterN, int kChunk_>
+template <class Visitor, int kTileM_, int kTileN_, bool kCooperative, int kClusterM, int kClusterN, int kChunk_, int kMembers = 1>
 struct Config {
+  using Launches = coda::Launches<typename Visitor::Launch, kMembers>;
   static constexpr int kTileM = kTileM_, kTileN = kTileN_, kTileK = 64, kChunk = kChunk_;
   static constexpr int kSlabRows = kCooperative ? 128 : 64;  // rows of a tile that the wgmmas of one step cover
   static constexpr int kSharedBytes = 232448;                // coda.target.plan.SHARED_BYTES
@@ -64,26 +65,29 @@ struct Config {
       cutlass::gemm::MainloopSm90TmaGmmaWarpSpecialized<kStages, Cluster, Policy>, Tile, Element, Stride<kMajorA>, Element,
       Stride<kMajorB>, Mma, Copy<kClusterN>, Atom<kMajorA>, void, cute::identity, Copy<kClusterM>, Atom<kMajorB>, void,
       cute::identity>;
-  using Kernel = cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, Mainloop<Collective, Visitor>,
+  using Kernel = cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, Mainloop<Collective, Visitor, Launches>,
                                                       Epilogue<Visitor, Config>, GroupedRaster>;
   static_assert(Kernel::MaxThreadsPerBlock == 384 && Kernel::SharedStorageSize <= kSharedBytes);
 };
 
-template <class Config, class Launch> CUTLASS_DEVICE void run(Launch const& p) {
+template <class Config> CUTLASS_DEVICE void run(typename Config::Launches const& p) {
   extern __shared__ char smem[];
   using Kernel = typename Config::Kernel;
   typename Kernel::Params params{};
-  params.problem_shape = cute::make_shape(p.m, p.n, Config::kTileK * Kernel::CollectiveMainloop::k_tiles(p), 1);
+  auto const& first = p.each[0];
+  params.problem_shape = cute::make_shape(first.m, first.n, Config::kTileK * Kernel::CollectiveMainloop::k_tiles(first), 1);
   params.mainloop = {&p};
   params.epilogue = {&p};
-  params.scheduler.schedule = p.schedule;
+  params.scheduler.schedule = first.schedule;
   Kernel kernel;
   kernel(params, smem);
 }
 
 }  // namespace coda
 
-#define CODA_KERNEL(symbol, Visitor, tile_m, tile_n, cooperative, cluster_m, cluster_n, chunk)                        \
-  extern "C" __global__ void __launch_bounds__(384, 1) symbol(__grid_constant__ Visitor::Launch const p) {            \
-    coda::run<coda::Config<Visitor, tile_m, tile_n, cooperative, cluster_m, cluster_n, chunk>>(p);                    \
+#define CODA_KERNEL(symbol, ...) CODA_GROUP_KERNEL(symbol, 1, __VA_ARGS__)
+#define CODA_GROUP_KERNEL(symbol, members, Visitor, tile_m, tile_n, cooperative, cluster_m, cluster_n, chunk)         \
+  extern "C" __global__ void __launch_bounds__(384, 1)                                                                \
+      symbol(__grid_constant__ coda::Launches<Visitor::Launch, members> const p) {                                    \
+    coda::run<coda::Config<Visitor, tile_m, tile_n, cooperative, cluster_m, cluster_n, chunk, members>>(p);           \
   }

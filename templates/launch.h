@@ -50,6 +50,15 @@ struct Launch {
   Output outputs[kOutputs > 0 ? kOutputs : 1];
 };
 
+// Launches of one kernel that run as one grid; `first` is the tile row at which each begins. See group.h.
+template <class Launch_, int kMembers_>
+struct Launches {
+  using Launch = Launch_;
+  static constexpr int kMembers = kMembers_;
+  Launch each[kMembers];  // the schedule of the first is that of all
+  int32_t first[kMembers];
+};
+
 // A finish kernel: combines the partials of each of `length` rows (or columns), in order. Those of slot i are an f32 array
 // [operands[i].extent][length] at operands[i].data; the other operands and outputs follow as in the GEMM, or, where a
 // result is counted by two loops, with `extent` (`rows_per_batch`) the size of the inner one and `lane` (`batch`) the

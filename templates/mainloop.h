@@ -15,12 +15,12 @@
 #include <cutlass/gemm/collective/sm90_mma_tma_gmma_ss_warpspecialized.hpp>
 
 #include "chain.h"
-#include "launch.h"
+#include "group.h"
 #include "wgmma.h"
 
 namespace coda {
 
-template <class Base, class Visitor>
+template <class Base, class Visitor, class Launches>
 struct Mainloop : Base {
   using Launch = typename Visitor::Launch;
   using typename Base::ElementA;
@@ -38,15 +38,17 @@ struct Mainloop : Base {
 
   struct Arguments {};
   struct Params {
-    Launch const* launch;
+    Launches const* group;
     uint32_t tma_transaction_bytes = Base::TmaTransactionBytes;
   };
 
   CUTLASS_DEVICE static void prefetch_tma_descriptors(Params const& p) {
-    CUTLASS_PRAGMA_UNROLL
-    for (int term = 0; term < Launch::kTerms; ++term) {
-      cute::prefetch_tma_descriptor(reinterpret_cast<cute::TmaDescriptor const*>(&p.launch->a[term]));
-      cute::prefetch_tma_descriptor(reinterpret_cast<cute::TmaDescriptor const*>(&p.launch->b[term]));
+    for (Launch const& launch : p.group->each) {
+      CUTLASS_PRAGMA_UNROLL
+      for (int term = 0; term < Launch::kTerms; ++term) {
+        cute::prefetch_tma_descriptor(reinterpret_cast<cute::TmaDescriptor const*>(&launch.a[term]));
+        cute::prefetch_tma_descriptor(reinterpret_cast<cute::TmaDescriptor const*>(&launch.b[term]));
+      }
     }
   }
 
@@ -65,7 +67,9 @@ struct Mainloop : Base {
   template <class ProblemShape> CUTLASS_DEVICE auto load_init(ProblemShape const&, Params const& p) const {
     using cute::_1;
     follow_predecessor();
-    int const m = tiles(p.launch->m, kTileM), n = tiles(p.launch->n, kTileN), k = k_tiles(*p.launch);
+    constexpr int kLast = Launches::kMembers - 1;
+    Launch const& last = p.group->each[kLast];
+    int const m = p.group->first[kLast] + tiles(last.m, kTileM), n = tiles(last.n, kTileN), k = k_tiles(last);
     return cute::make_tuple(cute::make_identity_tensor(cute::make_shape(_1{}, _1{}, m, k, _1{})),
                             cute::make_identity_tensor(cute::make_shape(_1{}, _1{}, n, k, _1{})));
   }
@@ -75,7 +79,9 @@ struct Mainloop : Base {
                            BlockCoord const& coord, KTiles, int, int, uint32_t rank, TensorStorage& smem) {
     if (!cute::elect_one_sync()) return;
     int const cm = int(rank) % kClusterM, cn = int(rank) / kClusterM;
-    int const row_a = int(cute::get<0>(coord)) * kTileM;
+    int tile_row = int(cute::get<0>(coord));
+    Launch const& launch = launch_of(*p.group, tile_row);
+    int const row_a = tile_row * kTileM;
     int row_b = int(cute::get<1>(coord)) * kTileN, first_term = 0, end_term = Launch::kTerms;
     if constexpr (Visitor::kJoined) {
       CUTLASS_PRAGMA_UNROLL
@@ -91,14 +97,14 @@ struct Mainloop : Base {
 
     CUTLASS_PRAGMA_NO_UNROLL
     for (int term = first_term; term < end_term; ++term) {
-      int const k_end = p.launch->k[term];
+      int const k_end = launch.k[term];
       CUTLASS_PRAGMA_NO_UNROLL
       for (int k = 0; k < k_end; k += kTileK, ++state) {
         pipeline.producer_acquire(state);
         uint64_t* barrier = reinterpret_cast<uint64_t*>(pipeline.producer_get_barrier(state));
-        copy_tile<Visitor::kMajorA, 1, kTileM, kClusterN>(&p.launch->a[term], barrier, mask_a,
+        copy_tile<Visitor::kMajorA, 1, kTileM, kClusterN>(&launch.a[term], barrier, mask_a,
                                                           smem.smem_A.data() + state.index() * kTileM * kTileK, row_a, k, cn);
-        copy_tile<Visitor::kMajorB, kLanes, kTileN, kClusterM>(&p.launch->b[term], barrier, mask_b,
+        copy_tile<Visitor::kMajorB, kLanes, kTileN, kClusterM>(&launch.b[term], barrier, mask_b,
                                                                smem.smem_B.data() + state.index() * kTileN * kTileK, row_b, k, cm);
       }
     }

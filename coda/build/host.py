@@ -117,7 +117,7 @@ def _launched(assemblies: Sequence[Assembly]) -> Iterator[tuple[str, str]]:
         for step in assembly.schedule.steps:
             if isinstance(step, RowPlan):
                 yield from ((v.symbol, f"0, 0, {ROW_THREADS}, 0") for v in step.variants)
-            for v in assembly.variants_of(step):
+            for v in assembly.built_of(step):
                 yield v.symbol, f"{v.tile.cluster_m}, {v.tile.cluster_n}, {THREADS}, {SHARED_BYTES}"
             yield from ((finish_symbol(step, f), f"0, 0, {FINISH_BLOCK}, 0") for f in step.finishings)
 
@@ -166,7 +166,7 @@ def _program(assembly: Assembly, kernels: _Kernels) -> str:
             table("Arg", "args", (_arg(plan, facts, i) for i in range(len(plan.args)))),
             table("Temporary", "temporaries", (_temporary(context, t) for t in plan.temporaries)),
             table("Requirement", "requirements", map(_requirement, facts.requirements)),
-            *(_step(context, i, step, assembly.variants_of(step)) for i, step in enumerate(plan.steps)),
+            *(_step(context, i, s, assembly.variants_of(s), plan.members[i]) for i, s in enumerate(plan.steps)),
             table("Step", "steps", (f"step{i}::step" for i in range(len(plan.steps)))),
             *(_loop(context, plan.loop) if plan.loop else ()),
             "constexpr Program program = {\n    " + ",\n    ".join(fields) + "};",
@@ -175,12 +175,12 @@ def _program(assembly: Assembly, kernels: _Kernels) -> str:
     )
 
 
-def _step(context: Tables, i: int, step: Kernel, variants: Sequence[Variant]) -> str:
+def _step(context: Tables, i: int, step: Kernel, variants: Sequence[Variant], members: int) -> str:
     """A namespace with the tables of a kernel, and its row in ``steps``."""
     if isinstance(step, RowPlan):
         tables, pointers, launch = row_tables(context, step), "nullptr, &row", row_launch(step)
     else:
-        tables, pointers, launch = _gemm_tables(context, step, variants), "&gemm, nullptr", _gemm_launch(step)
+        tables, pointers, launch = _gemm_tables(context, step, variants), "&gemm, nullptr", _gemm_launch(step, members)
     fields = [
         f"{context.extent(dim_size(step.rows))}, {context.extent(dim_size(step.columns))}  /* rows, columns */",
         reference("stores", step.stores),
@@ -217,9 +217,12 @@ def _gemm_tables(context: Tables, plan: Plan, variants: Sequence[Variant]) -> li
     ]
 
 
-def _gemm_launch(plan: Plan) -> str:
+def _gemm_launch(plan: Plan, members: int) -> str:
+    """The instance that launches a kernel; none where the kernel of a step before does its work."""
+    if members == 0:
+        return "nullptr"
     counts = (plan.tile_operands, plan.operands, plan.stores, plan.terms)
-    return f"launch_gemm<{', '.join(str(len(c)) for c in counts)}>"
+    return f"launch_gemm<{', '.join(str(c) for c in (members, *map(len, counts)))}>"
 
 
 def _loop(context: Tables, loop: Loop) -> list[str]:

@@ -43,7 +43,7 @@ def _of_step(assembly: Assembly, step: Kernel) -> Iterator[Unit]:
     if isinstance(step, RowPlan):
         yield Unit((*(v.symbol for v in step.variants), *finishes), row_source(step))
         return
-    first, *others = {v.symbol: v for v in assembly.variants_of(step)}.values()  # the order of tiles is the launcher's
-    yield Unit((first.symbol, *finishes), device_source(step, [first]))
-    for variant in others:
-        yield Unit((variant.symbol,), device_source(step, [variant], finish=False))
+    members = assembly.schedule.members[assembly.schedule.steps.index(step)]
+    for i, variant in enumerate({v.symbol: v for v in assembly.built_of(step)}.values()):  # whatever the order of tiles
+        symbols = (variant.symbol, *finishes) if i == 0 else (variant.symbol,)
+        yield Unit(symbols, device_source(step, [variant], finish=i == 0, members=members))

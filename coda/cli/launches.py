@@ -45,7 +45,7 @@ class Launch:
     hosts it."""
 
     name: str
-    kind: str  # "gemm", "row", "map", "finish" or "opaque"
+    kind: str  # "gemm", "row", "map", "finish" or "call"
     count: int  # of launches
     program: Program
     reads: tuple[Tensor, ...]
@@ -107,8 +107,12 @@ def _document(tensor: Tensor, sizes: Mapping[str, int]) -> dict[str, Any]:
 
 def launches(lowered: Lowered, tiles: Mapping[str, Tile]) -> list[Launch]:
     """The launches of a program in order. ``tiles``: of its GEMMs, by name."""
-    steps = zip(lowered.schedule.steps, lowered.parts, strict=True)
-    return [launch for step, part in steps for launch in _Step(step, part, tiles.get(step.name, TILES[0])).launches()]
+    schedule = lowered.schedule
+    return [
+        launch
+        for step, part, members in zip(schedule.steps, lowered.parts, schedule.members, strict=True)
+        for launch in _Step(step, part, tiles.get(schedule.leader(step).name, TILES[0])).launches(min(members, 1))
+    ]
 
 
 def call_launch(call: Program) -> Launch:
@@ -128,10 +132,11 @@ class _Step:
         self.finished = [o for o in part.outputs if (o.into or o.name) in results]
         self.late = Stages(part, merge(part)[0]).late if self.finished else set()
 
-    def launches(self) -> list[Launch]:
+    def launches(self, count: int) -> list[Launch]:
+        """``count``: 0 where it is part of the launch of a step before."""
         outputs = [o for o in self.part.outputs if o not in self.finished]
         if not self.finished:
-            return [self.launch(self.step.name, self.step.kind, 1, outputs, {})]
+            return [self.launch(self.step.name, self.step.kind, count, outputs, {})]
         between = self.between()
         first = self.launch(self.step.name, self.step.kind, 1, [*outputs, *between.values()], {})
         name, count = f"{self.step.name}_finish", len(self.step.finishings)

@@ -24,10 +24,18 @@ from coda.target.lower import lower, program_args
 from coda.target.product import MAX_TERMS
 from coda.target.rows import lower_rows
 from coda.target.schedule import Kernel, Schedule, schedule_steps
+from coda.target.twins import MOST_MEMBERS, are_twins, members
 
-# The products that one kernel takes, best first: sums, and weights side by side, which need sizes that are numbers;
-# then gate and up alone; then none together.
-MERGES: tuple[dict[str, int], ...] = ({"K": MAX_TERMS, "N": 16}, {"K": MAX_TERMS, "N": 2}, {"N": 2}, {})
+# The products that one kernel takes, best first: sums; weights side by side, which need sizes that are numbers, or gate
+# and up alone; products with one right operand, where what follows is the same for all; then none together.
+MERGES: tuple[dict[str, int], ...] = (
+    {"K": MAX_TERMS, "N": 16, "M": MOST_MEMBERS},
+    {"K": MAX_TERMS, "N": 16},
+    {"K": MAX_TERMS, "N": 2, "M": MOST_MEMBERS},
+    {"K": MAX_TERMS, "N": 2},
+    {"N": 2},
+    {},
+)
 
 
 @dataclass(frozen=True)
@@ -68,26 +76,38 @@ def lower_noting(program: Program, numerics: str = "fused", sizes: Mapping[str, 
 
 
 def _lower_block(program: Program, numerics: str, most: Mapping[str, int], give_up: bool) -> Lowered:
-    """The kernels with these merges. With ``give_up`` what cannot be lowered behind a product is a kernel of its own."""
+    """The kernels with these merges. With ``give_up`` what cannot be lowered behind a product is its own kernel."""
     bare: dict[int, Note] = {}
     while True:
         block = fuse(program, numerics=numerics, most=most, bare=bare)
         cut = block.forward
         kernels = {k.name: k for k in cut.kernels}
-        parts = joined_finishes(cut.kernels)
-        steps: list[Kernel] = []
-        for part in parts:
-            try:
-                steps.append(lower_kernel(part))
-            except CodaError as error:
-                more = _stored_plainly(cut, kernels[part.name], bare, error) if give_up else {}
-                if not more:
-                    raise
-                bare |= more
-                break
-        if len(steps) == len(parts):
-            schedule = schedule_steps(cut.program, program_args(cut.program), steps)
-            return Lowered(schedule, tuple(parts), (*block.notes, *cut.notes, *bare.values()))
+        joined = joined_finishes(cut.kernels)
+        parts: list[Program] = []
+        launches: list[list[Kernel]] = []  # the steps that each launch runs
+        try:
+            for whole in joined:
+                group = kernels[whole.name].group
+                parts += members(whole) if group is not None and group.kind == "M" else [whole]
+                launches.append(_launch(parts[sum(map(len, launches)) :]))
+        except CodaError as error:
+            more = _stored_plainly(cut, kernels[whole.name], bare, error) if give_up else {}
+            if not more:
+                raise
+            bare |= more
+            continue
+        steps = [step for launch in launches for step in launch]
+        counts = [n for launch in launches for n in (len(launch), *[0] * (len(launch) - 1))]
+        schedule = schedule_steps(cut.program, program_args(cut.program), steps, groups=counts)
+        return Lowered(schedule, tuple(parts), (*block.notes, *cut.notes, *bare.values()))
+
+
+def _launch(parts: Sequence[Program]) -> list[Kernel]:
+    """Programs as the steps of one launch."""
+    steps = [lower_kernel(part) for part in parts]
+    if len(steps) > 1 and not are_twins(steps):
+        raise CodaError.of(f"what follows the products of '{parts[0].name}' and '{parts[1].name}' is not the same")
+    return steps
 
 
 def _stored_plainly(cut: Partition, kernel: Part, bare: Mapping[int, Note], reason: CodaError) -> dict[int, Note]:

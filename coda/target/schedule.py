@@ -76,6 +76,7 @@ class Schedule:
     steps: tuple[Kernel, ...]
     temporaries: tuple[Temporary, ...] = ()
     loop: Loop | None = None
+    groups: tuple[int, ...] = ()  # for each step how many, from it on, one launch runs; 0 where one before does
 
     @classmethod
     def of(cls, kernel: Kernel) -> Schedule:
@@ -85,6 +86,16 @@ class Schedule:
     @property
     def gemms(self) -> tuple[Plan, ...]:
         return tuple(step for step in self.steps if isinstance(step, Plan))
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """For each step how many one launch runs, from it on; 0 where a launch before does."""
+        return self.groups or (1,) * len(self.steps)
+
+    def leader(self, step: Kernel) -> Kernel:
+        """The step whose launch runs this one."""
+        index = next(i for i, s in enumerate(self.steps) if s is step)
+        return self.steps[max(i for i in range(index + 1) if self.members[i])]
 
     @property
     def buffers(self) -> int:
@@ -113,25 +124,43 @@ class Assembly:
         return self.schedule.name
 
     def variants_of(self, step: Kernel) -> tuple[Variant, ...]:
-        return tuple(v for v in self.variants if v.plan is step)
+        """The kernels that may run a step: those of the step whose launch it shares."""
+        leader = self.schedule.leader(step)
+        return tuple(v for v in self.variants if v.plan is leader)
+
+    def built_of(self, step: Kernel) -> tuple[Variant, ...]:
+        """The kernels that are built for a step."""
+        return self.variants_of(step) if self.schedule.leader(step) is step else ()
 
 
 def schedule_steps(
-    program: Program, args: Sequence[Arg], steps: Sequence[Kernel], loop: Loop | None = None
+    program: Program,
+    args: Sequence[Arg],
+    steps: Sequence[Kernel],
+    loop: Loop | None = None,
+    groups: Sequence[int] = (),
 ) -> Schedule:
-    """The schedule of kernels that run in this order: what is no argument of the program is a temporary."""
+    """The schedule of kernels that run in this order: what is no argument of the program is a temporary. ``groups``:
+    see ``Schedule``."""
     known = {a.name for a in args} | set(loop.names if loop else ())
     between = {a.name: a for step in steps for a in step.args if a.name not in known}
-    lives = {name: _life(name, steps, loop) for name in between}
+    lives = {name: _life(name, steps, loop, groups) for name in between}
     buffers = share({name: (*lives[name], _nominal(arg)) for name, arg in between.items()})
     temporaries = tuple(Temporary(n, a.dtype, a.dims, a.axes, buffers[n]) for n, a in between.items())
-    return Schedule(program.name, program, tuple(args), tuple(steps), temporaries, loop)
+    return Schedule(
+        program.name, program, tuple(args), tuple(steps), temporaries, loop, tuple(groups) if 0 in groups else ()
+    )
 
 
-def _life(name: str, steps: Sequence[Kernel], loop: Loop | None) -> tuple[int, int]:
-    """The first and the last step that a tensor is alive in. What a loop finds there is read in each of its rounds."""
+def _life(name: str, steps: Sequence[Kernel], loop: Loop | None, groups: Sequence[int]) -> tuple[int, int]:
+    """The first and the last step that a tensor is alive in: of steps that run as one, all. What a loop finds there is
+    read in each of its rounds."""
     inside = [i for i, step in enumerate(steps) if any(a.name == name for a in step.args)]
     first, last = inside[0], inside[-1]
+    if groups:
+        begins = [i for i, count in enumerate(groups) if count]
+        first, leader = (max(b for b in begins if b <= i) for i in (first, last))
+        last = leader + groups[leader] - 1
     if loop is not None and first < loop.first <= last < loop.end:
         last = loop.end - 1
     return first, last

@@ -6,11 +6,13 @@ namespace coda::host {
 
 constexpr int kThreads = 384;
 
-// Clusters walk the tiles in groups: a group's rows of A and columns of B stay in L2.
-inline Schedule schedule(Call const& call, Kernel const& kernel, DeviceState const& device, int max_clusters) {
+// Clusters walk the tiles, `tile_rows` of them below each other, in groups: a group's rows of A and columns of B stay in
+// L2.
+inline Schedule schedule(Call const& call, Kernel const& kernel, DeviceState const& device, int64_t tile_rows) {
   Variant const& v = *call.variant;
+  int const max_clusters = device.max_clusters[v.kernel];
   Schedule s{};
-  s.clusters_m = int32_t(ceil_div(ceil_div(call.rows, v.tile_m), kernel.cluster_m));
+  s.clusters_m = int32_t(tile_rows / kernel.cluster_m);
   s.clusters_n = int32_t(ceil_div(ceil_div(call.columns, v.columns), kernel.cluster_n));
   s.along_n = v.along_n;
   int32_t across = s.along_n ? s.clusters_m : s.clusters_n;
@@ -22,17 +24,12 @@ inline Schedule schedule(Call const& call, Kernel const& kernel, DeviceState con
   return s;
 }
 
-// The GEMM kernel of a step with these counts; Step::launch points to the instance.
 template <int kMaps, int kOperands, int kOutputs, int kTerms>
-int launch_gemm(Call& call, DeviceState const& device, cudaStream_t stream) {
-  if (call.rows == 0 || call.columns == 0) return CODA_OK;
+int bind_launch(Call& call, Launch<kMaps, kOperands, kOutputs, kTerms>& p) {
   Program const& program = *call.program;
   Gemm const& gemm = *call.step->gemm;
-  Kernel const& kernel = program.image->kernels[call.variant->kernel];
-  Launch<kMaps, kOperands, kOutputs, kTerms> p{};
   p.m = int32_t(call.rows);
   p.n = int32_t(call.columns * gemm.lanes);
-  p.schedule = schedule(call, kernel, device, device.max_clusters[call.variant->kernel]);
   Frame frame{program, gemm, *call.variant, call.views, call.rows, call.columns};
   for (int i = 0; i < kTerms; ++i) {
     int64_t k = call.sizes.value(gemm.terms[i].contraction);
@@ -50,8 +47,29 @@ int launch_gemm(Call& call, DeviceState const& device, cudaStream_t stream) {
     p.outputs[i] = in_workspace(store) ? partial_output(slot(call, i), store, counts(call, i).length)
                                        : bind_output(call.views, call.columns, store);
   }
-  dim3 grid(kernel.cluster_m, kernel.cluster_n * p.schedule.grid_clusters, 1);
-  return launch(call, call.variant->kernel, grid, dim3(kThreads), stream, &p);
+  return CODA_OK;
+}
+
+// The GEMM kernel of a step with these counts, and of the kMembers - 1 steps behind it, which it runs as well: they
+// multiply with the same right operand, at the tile of the first. Step::launch points to the instance.
+template <int kMembers, int kMaps, int kOperands, int kOutputs, int kTerms>
+int launch_gemm(Call& call, DeviceState const& device, cudaStream_t stream) {
+  Step const* const steps = call.step;
+  Variant const* const variant = call.variant;
+  Kernel const& kernel = call.program->image->kernels[variant->kernel];
+  Launches<Launch<kMaps, kOperands, kOutputs, kTerms>, kMembers> p{};
+  int64_t tile_rows = 0;
+  for (int i = 0; i < kMembers; ++i) {
+    if (i > 0) begin(call, steps[i]), call.variant = variant;
+    p.first[i] = int32_t(tile_rows);
+    if (call.rows == 0 || call.columns == 0) continue;
+    if (int status = bind_launch(call, p.each[i])) return status;
+    tile_rows += round_up(ceil_div(call.rows, variant->tile_m), kernel.cluster_m);
+  }
+  if (tile_rows == 0) return CODA_OK;
+  p.each[0].schedule = schedule(call, kernel, device, tile_rows);
+  dim3 grid(kernel.cluster_m, kernel.cluster_n * p.each[0].schedule.grid_clusters, 1);
+  return launch(call, variant->kernel, grid, dim3(kThreads), stream, &p);
 }
 
 }  // namespace coda::host

@@ -193,6 +193,18 @@ def launch_type(maps: int, operands: int, outputs: int, terms: int = 1) -> type[
     return Launch
 
 
+def launches_type(members: int, *counts: int) -> type[ctypes.Structure]:
+    """coda::Launches of templates/launch.h."""
+
+    class Aligned(launch_type(*counts)):  # type: ignore[misc]  # a CUtensorMap begins at multiples of 128 bytes
+        _fields_ = (("padding", ctypes.c_byte * (-ctypes.sizeof(launch_type(*counts)) % 128)),)
+
+    class Launches(ctypes.Structure):
+        _fields_ = (("each", Aligned * members), ("first", ctypes.c_int32 * members))
+
+    return Launches
+
+
 def finish_type(operands: int, outputs: int) -> type[ctypes.Structure]:
     """coda::Finish of templates/launch.h."""
 

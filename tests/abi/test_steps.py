@@ -39,6 +39,9 @@ program chain(x: bf16[M, K], w: bf16[N, K], v: bf16[L, N], u: bf16[P, L], t: bf1
 program scaled(x: f32[M, N]) {
     return 2 * x: bf16
 }
+program gradients(a: bf16[T, M], b: bf16[T, N], x: bf16[T, K], g: bf16[K]) {
+    return g * (a.T @ x): bf16, db = g * (b.T @ x): bf16
+}
 """
 
 
@@ -245,7 +248,7 @@ def test_only_what_follows_a_kernel_of_its_call_begins_early() -> None:
 def test_every_kernel_waits_before_it_touches_memory() -> None:
     """A kernel that did not would not have to wait for its predecessor, nor, through it, for those before."""
     files = {f.name: f.read_text() for f in templates_dir().glob("*.h")}
-    for name, before in (("row.h", "__shared__ float2 slots"), ("mainloop.h", "int const m = tiles")):
+    for name, before in (("row.h", "__shared__ float2 slots"), ("mainloop.h", "constexpr int kLast")):
         at = files[name].index("follow_predecessor();")
         assert files[name][at:].split("\n")[1].strip().startswith(before)
     for plan in (schedule("drms_norm").steps[0], schedule("residual_rstd").steps[0]):
@@ -324,3 +327,34 @@ def test_checks_are_those_of_the_arguments() -> None:
     record = started("mlp_block")
     assert record.run(args, workspace=WORKSPACE) == 1
     assert record.error == str(refusal)
+
+
+# -- launches of several products ----------------------------------------------------------------------------------
+
+
+def test_products_with_one_right_operand_are_one_launch() -> None:
+    """Their tiles lie below each other; each member has its own operand, rows and output."""
+    plan = schedule("gradients")
+    assert [step.kind for step in plan.steps] == ["gemm", "gemm"] and plan.members == (2, 0)
+    record = started("gradients")
+    t, k, m, n = 64, 136, 200, 520
+    a, b, x = zeros(t, m), zeros(t, n), zeros(t, k)
+    da, db = zeros(m, k), zeros(n, k)
+    assert record.run([a, b, x, zeros(k), da, db], workspace=WORKSPACE) == 0, record.error
+    (launch,) = launches(record)
+    tile = harness.TILES[0]
+    rows = [-(-size // (tile.m * tile.cluster_m)) * tile.cluster_m for size in (m, n)]
+    clusters = sum(rows) // tile.cluster_m * -(-k // (tile.n * tile.cluster_n))
+    assert launch["grid"] == [tile.cluster_m, tile.cluster_n * min(clusters, 64), 1]
+    p = record.parameters(harness.launches_type(2, 0, 1, 1, 1))
+    assert [(each.m, each.n, each.k[0]) for each in p.each] == [(m, k, t), (n, k, t)]
+    assert list(p.first) == [0, rows[0]]
+    assert [each.outputs[0].data for each in p.each] == [da.data_ptr(), db.data_ptr()]
+    assert p.each[0].schedule.clusters_m == sum(rows) // tile.cluster_m
+    encoded = [c["base"] for c in record.calls() if c["call"] == "encode"]
+    assert encoded == [a.data_ptr(), x.data_ptr(), b.data_ptr(), x.data_ptr()]
+
+
+def test_products_that_go_on_differently_are_launches_of_their_own() -> None:
+    text = "program other" + PROGRAMS.split("program gradients")[1].replace("g * (b.T @ x)", "2 * (b.T @ x)")
+    assert lower_program(load(text).programs["other"]).members == (1, 1)
