@@ -55,6 +55,10 @@ template <class D> CODA_FN Two<float> load_gathered(Operand const& o, int64_t be
   Pair const pair = *reinterpret_cast<Pair const*>(static_cast<D const*>(o.data) + (begin < 0 ? 0 : begin) + column);
   return {begin < 0 ? NAN : load(&pair.x), begin < 0 ? NAN : load(&pair.y)};
 }
+// One of its columns.
+template <class D> CODA_FN float load_gathered_element(Operand const& o, int64_t begin, int column) {
+  return begin < 0 ? NAN : load(static_cast<D const*>(o.data) + begin + column);
+}
 
 // Element i of an operand in a finish kernel: of a row or column operand, where one of the two strides is 0, or of one
 // that is counted by two loops (Finish in launch.h).

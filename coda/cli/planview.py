@@ -101,8 +101,9 @@ def _heads(plan: Plan, segment: Segment) -> str:
 def _blocks(segment: Segment) -> str:
     """How a head is worked on: a pass for its reductions, then its columns, partners together."""
     first = [f"{n.op.removeprefix('reduce_')} over the head" for n in segment.reductions]
+    pairs = " in pairs" if any(p.value.op == "stack" for b in segment.blocks for p in b.pieces) else ""
     blocks = [" with ".join(f"{o}..{o + b.width - 1}" for o in b.offsets) for b in segment.blocks]
-    return "; ".join([*first, f"columns {', '.join(blocks)}"] if blocks else first)
+    return "; ".join([*first, f"columns {', '.join(blocks)}{pairs}"] if blocks else first)
 
 
 def _reads(operand: Operand) -> str:

@@ -36,7 +36,7 @@ def _joinable(dots: list[Node]) -> bool:
     for dot in dots:
         weight = dot.args[1].args[0] if dot.args[1].op == "transpose" else dot.args[1]
         columns = dot.type.dims[1]
-        alike = dot.args[0] is first.args[0] and len(columns) == 2 and columns[1] == first.type.dims[1][1]
+        alike = dot.args[0] is first.args[0] and len(columns) > 1 and columns[1:] == first.type.dims[1][1:]
         if not alike or weight.op != "input" or dot.args[1].op != "transpose":
             return False
     return len({id(dot) for dot in dots}) > 2 or first.type.dims[1] != dots[1].type.dims[1]

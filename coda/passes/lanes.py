@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import sympy
+
 from coda.dtypes import I64
 from coda.errors import CodaError, Diagnostic
 from coda.ir import Axis, Node, Program
@@ -78,21 +80,25 @@ class _Unroller:
         if node.op == "slice" and node.attr("axis") == self.axis.name:
             return self.lane(node.args[0], node.attr("index"))
         if node.op in _COMBINE and self.has_axis(node.args[0]):
-            return self._reduce(node)
+            return self._reduce(node, node.op)
+        if node.op == "reduce_mean" and self.has_axis(node.args[0]) and self.axis.name in node.attr("axes"):
+            sizes = [a.size for a in node.args[0].type.axes if a.name in node.attr("axes")]
+            total = self._reduce(node, "reduce_sum")
+            return build("div", total, build("size", expr=sympy.Mul(*sizes)), span=node.span)
         if any(self.has_axis(a) for a in node.args):
             raise self._cannot(node)
         if not node.args:
             return node
         return build(node.op, *(self.whole(a) for a in node.args), span=node.span, **dict(node.attrs))
 
-    def _reduce(self, node: Node) -> Node:
+    def _reduce(self, node: Node, op: str) -> Node:
         """A reduction whose operand has the axis: combine the lanes, then reduce over what is left."""
         lanes = [self.lane(node.args[0], i) for i in range(self.axis.static or 0)]
         total = lanes[0]
         for lane in lanes[1:]:
-            total = build(_COMBINE[node.op], total, lane, span=node.span)
+            total = build(_COMBINE[op], total, lane, span=node.span)
         axes = tuple(a for a in node.attr("axes") if a != self.axis.name)
-        return build(node.op, total, axes=axes, span=node.span) if axes else total
+        return build(op, total, axes=axes, span=node.span) if axes else total
 
     def lane(self, node: Node, index: int) -> Node:
         """Position ``index`` of a value that may vary over the axis."""

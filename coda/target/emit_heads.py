@@ -37,6 +37,7 @@ class HeadEmitter:
         dot = next(n for n in plan.program.nodes() if n.op == "dot")
         self.lowering = HeadLowering(plan.program, dot, plan.rows, plan.columns)
         self.scope = Scope()
+        self.paired = self.lowering.pair is not None  # each of two neighbouring columns has math of its own
         self.gathered: dict[Node, str] = {}  # gather -> the Row member that says where its row begins
         self.row_names = {a.name for a in plan.rows}
         self.head_names = {s.product.type.dims[1][0].name for s in self.heads.segments}
@@ -72,7 +73,7 @@ class HeadEmitter:
 
     @staticmethod
     def _gather(leaf: Node) -> Node | None:
-        while leaf.op in ("part", "default"):
+        while leaf.op in ("part", "slice", "default"):
             leaf = leaf.args[0]
         return leaf if leaf.op == "gather" else None
 
@@ -111,11 +112,33 @@ class HeadEmitter:
 
     def load_columns(self, segment: Segment) -> Callable[[Node], str]:
         def load(leaf: Node) -> str:
-            index, column = self.index(leaf), self.lowering.cut(leaf).column
-            position = f"{self._head(leaf, segment)}, i + {column}"
-            return f"coda::load_head_columns<{self._dtype(leaf)}>(in[{index}], {position})"
+            function = "load_head" if self.paired else "load_head_columns"
+            position = f"{self._head(leaf, segment)}, {self._column(leaf)}"
+            return f"coda::{function}<{self._dtype(leaf)}>(in[{self.index(leaf)}], {position})"
 
         return load
+
+    def _column(self, leaf: Node) -> str:
+        """The column of a leaf's tensor at column ``i`` of the block."""
+        cut = self.lowering.cut(leaf)
+        if not self.paired:
+            return f"i + {cut.column}"
+        return f"i / 2 + {cut.column}" if cut.lane is None else f"i + {2 * cut.column + cut.lane}"
+
+    def name_products(self, products: Sequence[Node], offsets: Sequence[int]) -> None:
+        """The accumulators as parameters: two neighbouring columns for each offset."""
+        for product in products:
+            cut = self.lowering.cut(product)
+            parameter = f"product{offsets.index(self.lowering.step * cut.column)}"
+            self.scope.names[product] = parameter if cut.lane is None else f"{parameter}.{'xy'[cut.lane]}"
+
+    def spread(self, value: str) -> str:
+        """A value for both columns; of pairs, each is for its own."""
+        return value if self.paired else f"coda::spread({value})"
+
+    def declared(self, node: Node) -> str:
+        type_ = cpp_type(node.dtype)
+        return type_ if self.paired else f"coda::Two<{type_}>"
 
     def _head(self, leaf: Node, segment: Segment) -> str:
         """The head index into the leaf's tensor: counted over the whole product where the tensor is."""
@@ -132,17 +155,18 @@ class HeadEmitter:
                 continue
             name = f"v{len(lines)}"
             if (gather := self._gather(node)) is not None and self.lowering.is_leaf(node):
-                begin, column = self.gathered[gather], self.lowering.cut(node).column
-                expression = f"coda::load_gathered<{self._dtype(node)}>(in[{self.index(node)}], {begin}, i + {column})"
-            elif node.op == "cast" and is_packed(node.dtype):
+                function = "load_gathered_element" if self.paired else "load_gathered"
+                place = f"in[{self.index(node)}], {self.gathered[gather]}, {self._column(node)}"
+                expression = f"coda::{function}<{self._dtype(node)}>({place})"
+            elif node.op == "cast" and is_packed(node.dtype) and not self.paired:
                 source = f"coda::spread({self.scope.value(node.args[0], 'float')})"
                 word = self.scope.words[node] = f"w{len(lines)}"
                 lines.append(f"uint32_t const {word} = {pack(node.dtype, source, node.attr('saturate'))};")
                 name, expression = f"v{len(lines)}", unpack(node.dtype, word)
             else:
-                expression = f"coda::spread({self.scope.expression(node)})"
+                expression = self.spread(self.scope.expression(node))
             self.scope.names[node] = name
-            lines.append(f"coda::Two<{cpp_type(node.dtype)}> const {name} = {expression};")
+            lines.append(f"{self.declared(node)} const {name} = {expression};")
         return lines
 
     # ---- the whole ----
@@ -197,7 +221,7 @@ class HeadEmitter:
         reduction_names = [f"t.t{k}" for k in range(len(segment.reductions))]
         for node, name in zip(segment.reductions, reduction_names, strict=True):
             self.scope.names[node] = f"({name} / {float(self.heads.dim)}f)" if node.op == "reduce_mean" else name
-        roots = [v for b in segment.blocks for p in b.pieces for v in [p.value]] + [v for v, _ in segment.head_values]
+        roots = _roots(segment)
         inner = {b.products[0].type.dims[1][1].name for b in segment.blocks}
         above = [n for n in self.nodes(roots, set(segment.reductions)) if not n.type.names & inner]
         head = self.section([n for n in above if self.place(n, "") == "head"], "h", False, self.load_head(segment))
@@ -229,18 +253,18 @@ class HeadEmitter:
         if not segment.reductions:
             return Section(), []
         axis = segment.product.type.dims[1][1].name
-        self.scope.names[segment.product] = "product0"
         nodes = self.nodes([n.args[0] for n in segment.reductions])
+        self.name_products([n for n in nodes if self.lowering.is_product(n)], (0,))
         columns = self.section(
-            [n for n in nodes if self.place(n, axis) == "column"], "c", True, self.load_columns(segment)
+            [n for n in nodes if self.place(n, axis) == "column"], "c", not self.paired, self.load_columns(segment)
         )
         lines = self.tile_code([n for n in nodes if self.place(n, axis) == "tile"])
         for k, node in enumerate(segment.reductions):
-            name = f"s{k}"
-            lines.append(f"coda::Two<float> const {name} = coda::spread({self.scope.value(node.args[0], 'float')});")
-            lines.append(
-                f"t.t{k} = {_combiner(node)}::combine({_combiner(node)}::combine(t.t{k}, {name}.x), {name}.y);"
-            )
+            name, combine = f"s{k}", f"{_combiner(node)}::combine"
+            value = self.spread(self.scope.value(node.args[0], "float"))
+            lines.append(f"{'float' if self.paired else 'coda::Two<float>'} const {name} = {value};")
+            total = f"{combine}({combine}(t.t{k}, {name}.x), {name}.y)"
+            lines.append(f"t.t{k} = {f'{combine}(t.t{k}, {name})' if self.paired else total};")
         return columns, lines
 
     def _block(self, segment: Segment, number: int, block: Block) -> list[str]:
@@ -252,15 +276,15 @@ class HeadEmitter:
             for node in self.nodes([n.args[0] for n in segment.reductions]):
                 if self.place(node, axis) in ("tile", "column"):
                     self.scope.names.pop(node, None)
-        for lane, product in enumerate(block.products):
-            self.scope.names[product] = f"product{lane}"
-        nodes = self.nodes([p.value for p in block.pieces], set(segment.reductions))
+        self.name_products(block.products, block.offsets)
+        roots = [v for p in block.pieces for v in _lanes(p.value)]
+        nodes = self.nodes(roots, set(segment.reductions))
         columns = self.section(
-            [n for n in nodes if self.place(n, axis) == "column"], "c", True, self.load_columns(segment)
+            [n for n in nodes if self.place(n, axis) == "column"], "c", not self.paired, self.load_columns(segment)
         )
         code = self.tile_code([n for n in nodes if self.place(n, axis) == "tile"])
         members, returns = self._results(block)
-        parameters = "".join(f", coda::Two<float> product{i}" for i in range(len(block.products)))
+        parameters = "".join(f", coda::Two<float> product{i}" for i in range(len(block.offsets)))
         lines = [
             f"struct Block{number} {{",
             f"  {columns.struct('Columns')}",
@@ -280,14 +304,15 @@ class HeadEmitter:
     def _results(self, block: Block) -> tuple[list[str], list[str]]:
         members, returns = [], []
         for k, piece in enumerate(block.pieces):
-            dtype = self.plan.stores[piece.store].dtype
+            values = [self.scope.value(v, "float") for v in _lanes(piece.value)]
+            both = f"coda::spread({values[0]})" if len(values) == 1 else f"coda::Two<float>{{{', '.join(values)}}}"
             if self.plan.stores[piece.store].is_packed:
                 members.append(f"uint32_t piece{k};")
-                value = self.scope.words.get(piece.value)
-                returns.append(value or pack(dtype, f"coda::spread({self.scope.value(piece.value, 'float')})"))
+                word = self.scope.words.get(piece.value)
+                returns.append(word or pack(self.plan.stores[piece.store].dtype, both))
             else:
                 members.append(f"coda::Two<float> piece{k};")
-                returns.append(f"coda::spread({self.scope.value(piece.value, 'float')})")
+                returns.append(both)
         return members, returns
 
     # ---- what runs on the device ----
@@ -361,6 +386,7 @@ class HeadEmitter:
         """Results that are one value for each row and head."""
         lines = ["    CUTLASS_PRAGMA_UNROLL", "    for (int rr = 0; rr < 2; ++rr) {"]
         lines += ["      Head const& h = heads[rr];", "      Row const& r = rows[rr];"]
+        lines += ["      Totals const& t = totals[rr];"]
         for value, store in segment.head_values:
             place = f"row + 8 * rr, p.m, g, q, {self.scope.value(value, 'float')}"
             lines.append(
@@ -418,8 +444,14 @@ class HeadEmitter:
         return "\n".join([*lines, "  }", "};"])
 
 
+def _lanes(value: Node) -> tuple[Node, ...]:
+    """The values of neighbouring columns."""
+    return value.args if value.op == "stack" else (value,)
+
+
 def _roots(segment: Segment) -> list[Node]:
-    return [p.value for b in segment.blocks for p in b.pieces] + [v for v, _ in segment.head_values]
+    pieces = [v for b in segment.blocks for p in b.pieces for v in _lanes(p.value)]
+    return pieces + [v for v, _ in segment.head_values]
 
 
 def _combiner(node: Node) -> str:

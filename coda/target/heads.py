@@ -3,10 +3,14 @@
 The columns of the product group heads and the columns within a head, ``(G d)``. ``split`` over G makes segments,
 each with its own outputs; ``split`` over d makes blocks, whose lanes are computed together; a reduction over d gives a
 value for each row and head. After ``push_parts`` all of this can be read off the leaves of each output.
+
+In ``(G f p=2)`` neighbouring columns are a pair, whose lanes ``z.p[0]`` and ``z.p[1]`` the program sees apart, as
+interleaved RoPE does. A thread holds both, so a block has both lanes of its columns.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -34,24 +38,39 @@ def is_head_wise(program: Program, columns: Dim) -> bool:
     return any(0 < len(names & {a.name for a in dim}) < len(columns) for t in tensors for dim in t.dims)
 
 
+def pair_axis(program: Program, lanes: Sequence[Axis]) -> Axis | None:
+    """The axis of neighbouring columns in heads that the program sees apart and stores together; None without one."""
+    for columns in (n.type.dims[1] for n in program.nodes() if n.op == "dot"):
+        pair = columns[-1]
+        if len(columns) == 3 and pair in lanes and pair.static == 2:
+            outputs = [o for o in program.outputs if columns[1].name in o.type.names or pair.name in o.type.names]
+            if outputs and all(pair in o.type.axes for o in outputs):
+                return pair
+    return None
+
+
 @dataclass(frozen=True)
 class Cut:
-    """Where a leaf lies in the columns: first head and first column within the head."""
+    """Where a leaf lies in the columns: first head, first column within the head, lane of a pair. Columns of pairs are
+    counted by pairs."""
 
     head: int
     column: int
+    lane: int | None = None
 
 
 class HeadLowering:
     """Segments, blocks, operands and stores of one program. ``rows`` and ``columns`` are those of its product."""
 
     def __init__(self, program: Program, dot: Node, rows: Dim, columns: Dim):
-        if len(columns) != 2:
+        if len(columns) != 2 and pair_axis(program, columns[-1:]) is None:
             raise fail(f"columns ({' '.join(a.name for a in columns)}) are neither heads nor one axis", dot,
                        "group them as (heads columns), as in w: bf16[(G d=128), D]")  # fmt: skip
         self.program, self.dot, self.rows = program, dot, rows
-        self.head_axis, self.column_axis = columns
-        self.dim = self._static(self.column_axis.size, self.column_axis.name, dot)
+        self.head_axis, self.column_axis, *pair = columns
+        self.pair = pair[0] if pair else None
+        self.step = 2 if pair else 1  # columns that one position of `column_axis` stands for
+        self.dim = self.step * self._static(self.column_axis.size, self.column_axis.name, dot)
         if self.dim % 16 or self.dim > 256:
             raise fail(f"heads have {self.dim} columns; a head-wise epilogue takes multiples of 16 up to 256", dot)
         self.stores: list[Store] = []
@@ -91,13 +110,13 @@ class HeadLowering:
         return [n for n in self.walk([value]) if self.is_product(n)]
 
     def is_product(self, node: Node) -> bool:
-        while node.op == "part":
+        while node.op in ("part", "slice"):
             node = node.args[0]
         return node is self.dot
 
     def is_leaf(self, node: Node) -> bool:
         """A parameter, a gather from one, or a cut of either."""
-        while node.op in ("part", "default"):
+        while node.op in ("part", "slice", "default"):
             node = node.args[0]
         return node.op in ("input", "gather")
 
@@ -118,16 +137,18 @@ class HeadLowering:
 
     def cut(self, leaf: Node) -> Cut:
         """The offsets of a leaf's parts, heads and columns apart."""
-        head = column = 0
-        while leaf.op in ("part", "default"):
-            if leaf.op == "part":
+        head, column, lane = 0, 0, None
+        while leaf.op in ("part", "slice", "default"):
+            if leaf.op == "slice":
+                lane = leaf.attr("index")
+            elif leaf.op == "part":
                 start = self._static(leaf.attr("start"), leaf.attr("axis"), leaf)
                 if leaf.attr("axis") == self.head_axis.name:
                     head += start
                 else:
                     column += start
             leaf = leaf.args[0]
-        return Cut(head, column)
+        return Cut(head, column, lane)
 
     # ---- one segment ----
 
@@ -157,26 +178,42 @@ class HeadLowering:
         return bool(columns & set(value.type.axes))
 
     def _pieces(self, output: Output) -> list[tuple[Axis, Piece]]:
-        """What an output is stored from: the operands of a concat at its root, or the value itself."""
+        """What an output is stored from: the operands of a concat at its root, or the value itself; of pairs, a stack
+        of both lanes."""
         store, value = self._store(output, "tile"), output.value
-        casts = []
-        while value.op in ("cast", "layout"):
-            casts.append(value)
-            value = value.args[0]
-        if value.op != "concat":
-            return [(self._block_axis(output.value), Piece(output.value, store, 0))]
+        if self.pair is None:
+            parts = self._joined(value)
+        elif value.op == "stack" and value.attr("axis") == self.pair:
+            lanes = [self._joined(lane) for lane in value.args]
+            parts = [build("stack", *both, axis=self.pair) for both in zip(*lanes, strict=True)]
+        else:
+            raise fail(f"output '{output.name}' has one lane of '{self.pair}' alone", value)
         pieces, offset = [], 0
-        for operand in value.args:
-            axis = self._block_axis(operand)
-            piece = operand
-            for node in reversed(casts):
-                if node.op == "cast":
-                    piece = build("cast", piece, span=node.span, **dict(node.attrs))
-            width = self._static(axis.size, axis.name, operand)
+        for part in parts:
+            axis = self._block_axis(part)
+            width = self.step * self._static(axis.size, axis.name, part)
             if width:
-                pieces.append((axis, Piece(piece, store, offset)))
+                pieces.append((axis, Piece(part, store, offset)))
             offset += width
         return pieces
+
+    @staticmethod
+    def _joined(value: Node) -> list[Node]:
+        """The operands of a concat at the root of a value, with the casts above it."""
+        casts = []
+        below = value
+        while below.op in ("cast", "layout"):
+            casts.append(below)
+            below = below.args[0]
+        if below.op != "concat":
+            return [value]
+        parts = []
+        for part in below.args:
+            for node in reversed(casts):
+                if node.op == "cast":
+                    part = build("cast", part, span=node.span, **dict(node.attrs))
+            parts.append(part)
+        return parts
 
     def _block_axis(self, value: Node) -> Axis:
         axes = {n.type.dims[1][1] for n in self._products(value)} & set(value.type.axes)
@@ -190,15 +227,15 @@ class HeadLowering:
             by_axis.setdefault(axis, []).append(piece)
         blocks = []
         for axis, members in by_axis.items():
-            width = self._static(axis.size, axis.name, members[0].value)
+            width = self.step * self._static(axis.size, axis.name, members[0].value)
             if width % 16:
                 raise fail(
                     f"'{axis}' cuts heads into {width} columns; a head-wise epilogue takes multiples of 16",
                     members[0].value,
                 )
             products = sorted({n for p in members for n in self._products(p.value) if n.type.dims[1][1] == axis},
-                              key=lambda n: self.cut(n).column)  # fmt: skip
-            offsets = tuple(self.cut(n).column for n in products)
+                              key=lambda n: (self.cut(n).column, self.cut(n).lane or 0))  # fmt: skip
+            offsets = tuple(dict.fromkeys(self.step * self.cut(n).column for n in products))
             blocks.append(Block(width, offsets, tuple(products), tuple(members)))
         return tuple(blocks)
 
@@ -228,6 +265,10 @@ class HeadLowering:
         walk = Walk()
         rows = [a.name for a in self.rows]
         for i, dim in enumerate(dims):
+            paired = self.pair in dim
+            if paired and (dim[-1] != self.pair or len(dim) == 1):
+                raise fail(f"'{name}' does not have '{self.pair}' last in its group: pairs are neighbours", self.dot)
+            dim = tuple(a for a in dim if a != self.pair)
             names = [a.name for a in dim]
             if names == rows:
                 walk = replace(walk, row=i)
@@ -236,7 +277,8 @@ class HeadLowering:
             elif len(rows) == 2 and names == rows[1:]:
                 walk = replace(walk, row=i)
             elif len(dim) == 2:
-                walk = replace(walk, head=i, column=i, head_scale=self._static(dim[1].size, names[1], self.dot))
+                scale = self._static(dim[1].size, names[1], self.dot) * (2 if paired else 1)
+                walk = replace(walk, head=i, column=i, head_scale=scale)
             elif len(dim) == 1 and self._is_head_axis(dim[0]):
                 walk = replace(walk, head=i)
             elif len(dim) == 1:
@@ -262,7 +304,7 @@ class HeadLowering:
     def operand(self, leaf: Node) -> Operand:
         """The operand that a leaf reads."""
         identity, node = 0.0, leaf
-        while node.op in ("part", "default"):
+        while node.op in ("part", "slice", "default"):
             if node.op == "default":
                 identity = node.attr("identity")
             node = node.args[0]

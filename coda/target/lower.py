@@ -20,7 +20,7 @@ from coda.passes.join import join_products
 from coda.passes.lane_heads import lanes_as_heads
 from coda.passes.lanes import lane_axes, unroll_lanes
 from coda.passes.parts import push_parts
-from coda.target.heads import HeadLowering, is_head_wise
+from coda.target.heads import HeadLowering, is_head_wise, pair_axis
 from coda.target.plan import FLOATS, STORED, Arg, Finishing, Lanes, Operand, Plan, Space, Store, dtype_list
 from coda.target.product import fail as _fail
 from coda.target.product import find_product, lane_order
@@ -38,7 +38,9 @@ class _Lowering:
         try:
             program = lanes_as_heads(program)
             self.program = join_products(unroll_lanes(program))
-            self.product = find_product(self.program, lane_axes(program))
+            lanes = lane_axes(program)
+            pair = pair_axis(self.program, lanes)  # columns of heads, not lanes of the product
+            self.product = find_product(self.program, [a for a in lanes if a != pair])
             self.rows, self.columns = self.product.rows, self.product.columns
             self.lane_axis, self.products = self.product.lane_axis, self.product.accumulators
             self.head_lowering = self._head_wise()
@@ -249,7 +251,8 @@ class _Lowering:
     def _check_heads(self, lowering: HeadLowering) -> None:
         """The same of a head-wise epilogue, which has fewer words."""
         results = [o.value for o in self.program.outputs]
-        joined = [_below_casts(value) for value in results]  # a concat there is stored part by part
+        lanes = [lane for value in results for lane in (value.args if value.op == "stack" else (value,))]
+        joined = [_below_casts(lane) for lane in lanes]  # a concat there is stored part by part
         for node in lowering.walk(results):
             if lowering.is_leaf(node):
                 for read in (n for n in topological([node]) if n.op == "input"):

@@ -141,3 +141,33 @@ def test_columns_in_three_lanes_are_cut_into_runs() -> None:
         call(**inputs, out=out)
         result = compare(program, inputs, out, dims=sizes)
         assert result.ok, f"{sizes}\n{result}"
+
+
+PAIRS = """
+program pairs(h: bf16[(B T), D], w: bf16[(G f={f} p=2), D], g: f32[(f p)]?, pos: i32[(B T)], cos: {table}[P, f],
+              sin: {table}[P, f], bias: bf16[(G f p)]?, const HQ, const HK, eps: f32 = 1e-6) {{
+    dim G = HQ + 2*HK
+    q, k, v = split(h @ w.T + bias, G = HQ | HK | HK)
+    q = q * rsqrt(mean(q*q, (f p)) + eps) * g
+    return q = rope_interleaved(q, cos[pos], sin[pos]): bf16[B, HQ, T, (f p)],
+           k = rope_interleaved(k, cos[pos], sin[pos]): f32[B, T, HK, (f p)], v: f16[(B T), (HK f p)]
+}}
+"""
+
+
+@pytest.mark.parametrize(
+    "case", [(64, (4, 2), "f32", "128x128"), (32, (5, 1), "bf16", "128x192"), (48, (3, 3), "f32", "128x192")]
+)
+def test_interleaved_pairs(case: tuple[int, tuple[int, int], str, str]) -> None:
+    f, heads, table, tile = case
+    program = coda.parse(PAIRS.format(f=f, table=table), HQ=heads[0], HK=heads[1]).programs["pairs"]
+    for seed, (b, t, k) in enumerate(((1, 1, 64), (3, 57, 136), (2, 300, 64))):
+        sizes = {"B": b, "T": t, "D": k, "P": 500}
+        call = coda.compile(program, tile=tile, fallback="strict", B=b, T=t)
+        warm_or_skip(call)
+        inputs = random_inputs(program, sizes, seed, "cuda", optional=seed != 1)
+        out = poisoned_outputs(program, sizes, "cuda")
+        call(**inputs, out=out)
+        assert call.last_route.kind == "kernel"
+        result = compare(program, inputs, out, dims=sizes)
+        assert result.ok, f"{sizes}\n{result}"

@@ -106,7 +106,7 @@ def keep(i, *shape: int) -> Tensor:
     return uniform(i.seed, i.offset, list(shape)) >= i.p
 
 
-def heads(i, norm: bool):
+def heads(i, norm: bool, interleaved: bool = False):
     batch, length = i.h.shape[:2] if i.h.dim() == 3 else (i.sizes["B"], i.sizes["T"])
     z = (i.r[:, None] * (i.h.flatten(0, -2) @ i.w.T)).view(batch, length, -1, 128).transpose(1, 2)
     q, k, v = z.split([32, 8, 8], 1)
@@ -115,6 +115,9 @@ def heads(i, norm: bool):
     cos, sin = (t[i.pos.long()].view(batch, 1, length, 64) for t in (i.cos, i.sin))
 
     def rotate(x: Tensor) -> Tensor:
+        if interleaved:
+            turned = torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous()) * torch.complex(cos, sin)
+            return torch.view_as_real(turned)
         a, b = x.chunk(2, -1)
         return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
 
@@ -170,6 +173,9 @@ EXPECTED: dict[str, Callable] = {
     ),
     "qk_norm": lambda i: heads(i, norm=True),
     "qkv_rope": lambda i: heads(i, norm=False),
+    "qkv_rope_interleaved": lambda i: heads(
+        SimpleNamespace(**vars(i) | {"w": i.w.flatten(0, -2)}), norm=False, interleaved=True
+    ),
     "qkv_weights": lambda i: heads(SimpleNamespace(**vars(i), w=torch.cat([i.wq, i.wk, i.wv])), norm=True),
 }  # fmt: skip
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from coda.errors import CodaError
 from coda.frontend import load_path
@@ -13,6 +14,7 @@ from coda.runtime.inputs import random_inputs
 from coda.runtime.reference import evaluate
 from coda.target.blocks import lower_noting
 from coda.target.lower import lower
+from tests.headmath import HostHeads, compile_heads
 from tests.programs import EXAMPLES
 from tests.support import program
 
@@ -81,3 +83,71 @@ def test_sizes_of_heads_that_are_given_make_one_product(name: str) -> None:
 def test_only_heads_become_numbers() -> None:
     p = program("program p(x: bf16[M, K], w: bf16[(s=2 F), K]) { z = x @ w.T; return silu(z.s[0]) * z.s[1]: bf16 }")
     assert with_head_sizes(p, {"M": 8, "K": 8, "F": 8}) is p
+
+
+# -- the generated code, on the host ---------------------------------------------------------------------------------
+
+PARTIAL = """program partial(h: bf16[(B T), D], w: bf16[(G d=48), D], g: f32[d]?, s: f32[(G d)]?, pos: i64[(B T)],
+                cos: bf16[P, f=16], sin: bf16[P, f], const HQ = 3, const HK = 2, eps: f32 = 1e-6) {
+    dim G = HQ + HK
+    q, k = split(h @ w.T * s, G = HQ | HK)
+    q = q * rsqrt(mean(q*q, d) + eps) * g
+    return q = rope_half(q, cos[pos], sin[pos]): f32[B, HQ, T, d], k: f16[(B T), (HK d)],
+           rk = rsqrt(mean(k*k, d) + eps): f32[(B T), HK], top = max(k, d): bf16[B, HK, T]
+}"""
+PAIRS = """program pairs(h: bf16[(B T), D], w: bf16[(G f=24 p=2), D], g: f32[(f p)]?, s: bf16[f], pos: i32[(B T)],
+              cos: f32[P, f], sin: f32[P, f], bias: bf16[(G f p)]?, const HQ = 3, const HK = 2, eps: f32 = 1e-6) {
+    dim G = HQ + 2*HK
+    q, k, v = split(h @ w.T + bias, G = HQ | HK | HK)
+    q = q * rsqrt(mean(q*q, (f p)) + eps) * g
+    return q = rope_interleaved(q, cos[pos], sin[pos]): bf16[B, HQ, T, (f p)], k = s * k: f32[B, T, HK, (f p)],
+           v: f16[(B T), (HK f p)], top = max(k, (f p)): f32[(B T), HK]
+}"""
+ROTATED = """program rotated(h: bf16[(B T), D], w: bf16[(H f=24 p=2), D], pos: i32[(B T)], cos: f32[P, c=16],
+                sin: f32[P, c]) {
+    a, b = split(h @ w.T, f = c | *)
+    return q = concat(rope_interleaved(a, cos[pos], sin[pos]), b, f): bf16[B, H, T, (f p)]
+}"""
+MADE = {text.split()[1].split("(")[0]: text for text in (THIRDS, COLUMNS, PARTIAL, PAIRS, ROTATED)}
+SIZES = {"B": 2, "T": 9, "P": 7, "D": 16, "M": 19, "H": 2}
+
+
+def programs() -> dict[str, Program]:
+    """The head-wise examples with few heads, and programs that use the rest of what is known about heads."""
+    few, names = {"HQ": 2, "HK": 1}, ("qkv_rope", "qkv_rope_interleaved", "qk_norm", "qkv_weights")
+    found = {name: load_path(EXAMPLES / f"{name}.coda", few).programs[name] for name in names}
+    return found | {name: program(text) for name, text in MADE.items()}
+
+
+PROGRAMS = programs()
+
+
+@pytest.fixture(scope="module")
+def compiled() -> dict[str, HostHeads]:
+    return dict(zip(PROGRAMS, compile_heads([lower(p) for p in PROGRAMS.values()]), strict=True))
+
+
+@pytest.mark.parametrize("optional", [True, False], ids=["all", "bare"])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_generated_code_agrees_with_the_interpreter(name: str, optional: bool, compiled: dict[str, HostHeads]) -> None:
+    """Also a band of rows that is not full, and rows in batches."""
+    p = PROGRAMS[name]
+    sizes = {a.name: SIZES[a.name] for a in p.free_axes}
+    inputs = random_inputs(p, sizes, 1, "cpu", optional=optional)
+    want, got = evaluate(p, inputs, dims=sizes), compiled[name](inputs, sizes)
+    for output in want:
+        rtol = 2e-5 if want[output].dtype == torch.float32 else 2e-2
+        torch.testing.assert_close(got[output], want[output], rtol=rtol, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (PAIRS.replace("B, HQ, T, (f p)", "B, HQ, T, (p f)"), "'p' last in its group"),
+        (PAIRS.replace("k = s * k: f32[B, T, HK, (f p)]", "k = k.p[0]: f32[B, T, HK, f]"), "with two lanes"),
+        (PAIRS.replace("f=24", "f=12"), "multiples of 16"),
+    ],
+)
+def test_pairs_that_are_none_say_why(text: str, why: str) -> None:
+    with pytest.raises(CodaError, match=why):
+        lower(program(text))

@@ -178,6 +178,20 @@ def test_backward_behind_attention_is_autograd(name: str) -> None:
     torch.testing.assert_close(out["dz"], z.grad.reshape(6, 256), rtol=1e-5, atol=1e-5)
 
 
+def test_backward_of_a_whole_projection_is_autograd() -> None:
+    sizes = {"B": 2, "T": 3, "P": 7}
+    x, out = in_float64("dqkv", sizes)
+    tables = [x[t][x["pos"].long()].view(2, 3, 1, 64) for t in ("cos", "sin")]
+    r = x["r"].detach().requires_grad_()
+    acc = (x["z"] / x["r"][:, None]).requires_grad_()
+    q, k, v = (r[:, None] * acc).view(2, 3, 48, 128).split([32, 8, 8], 2)
+    loss = sum((y * x[name].transpose(1, 2)).sum() for name, y in
+               (("dq", rotated(q, *tables)), ("dk", rotated(k, *tables)), ("dv", v)))  # fmt: skip
+    loss.backward()
+    torch.testing.assert_close(out["d_acc"], acc.grad)
+    torch.testing.assert_close(out["dr"], r.grad)
+
+
 def _stored(values: dict, **more: Tensor) -> dict:
     """Operands as the program declares them again."""
     stored = {k: x.detach() if isinstance(x, Tensor) else x for k, x in (values | more).items()}

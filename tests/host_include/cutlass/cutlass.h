@@ -3,6 +3,7 @@
 #include <pthread.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #define CUTLASS_DEVICE inline
 #define CUTLASS_PRAGMA_UNROLL
@@ -54,3 +55,8 @@ template <class F> void run_warp(F const& f) {
   for (pthread_t thread : threads) pthread_join(thread, nullptr);
   pthread_barrier_destroy(&warp::barrier);
 }
+
+namespace cute {
+template <int kValue> using Int = std::integral_constant<int, kValue>;
+template <class T> constexpr bool is_empty_v = std::is_empty_v<T>;
+}  // namespace cute

@@ -80,6 +80,7 @@ struct Body {
       for (int rr = 0; rr < 2; ++rr) {
         Head const& h = heads[rr];
         Row const& r = rows[rr];
+        Totals const& t = totals[rr];
         coda::store_head_value<float>(p.outputs[1], row + 8 * rr, p.m, g, q, h.h2);
       }
       int64_t const rows0[2] = {coda::batched_row(p.outputs[0], row), coda::batched_row(p.outputs[0], row + 8)};
