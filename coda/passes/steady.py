@@ -43,7 +43,7 @@ def round_early(program: Program, values: Collection[Node]) -> tuple[Program, tu
 
     called = dict(program.names)
     notes = [
-        note("steady", f"{called.get(n, n.op)} is rounded before its statistics, as it is kept", Label("rounded"), n)
-        for n in values
+        note("steady", f"{name} is rounded before its statistics, as it is kept", Label(f"{name} is rounded"), n)
+        for n, name in ((n, called.get(n, n.op)) for n in values)
     ]
     return rewrite(program, visit), tuple(notes)
