@@ -55,6 +55,62 @@ def test_linear_swiglu(dtype):
     agrees(functional.linear_swiglu, reference, *(t.to(dtype) for t in (x, w, v)))
 
 
+X, W, V, B = (3, 5, 32), (48, 32), (48, 32), (48,)  # shapes
+T = torch_functional
+OTHERS = {
+    "linear_act": (
+        lambda x, w, b: functional.linear_act(x, w, b, activation="gelu_tanh"),
+        lambda x, w, b: T.gelu(T.linear(x, w, b), approximate="tanh"), (X, W, B),
+    ),
+    "linear_act_without_bias": (
+        lambda x, w: functional.linear_act(x, w, activation="silu"), lambda x, w: T.silu(x @ w.T), (X, W),
+    ),
+    "linear_add": (
+        lambda x, w, r, b: functional.linear_add(x, w, r, b), lambda x, w, r, b: r + T.linear(x, w, b),
+        (X, W, (3, 5, 48), B),
+    ),
+    "linear_geglu": (functional.linear_geglu, lambda x, w, v: T.gelu(x @ w.T) * (x @ v.T), (X, W, V)),
+    "layer_norm_linear": (
+        lambda x, g, c, w, b: functional.layer_norm_linear(x, g, c, w, b, eps=1e-5),
+        lambda x, g, c, w, b: T.linear(T.layer_norm(x, (32,), g, c, 1e-5), w, b), (X, (32,), (32,), W, B),
+    ),
+    "layer_norm_linear_without_bias": (
+        lambda x, g, w: functional.layer_norm_linear(x, g, None, w),
+        lambda x, g, w: T.layer_norm(x, (32,), g) @ w.T, (X, (32,), W),
+    ),
+    "rms_norm_swiglu": (
+        lambda x, g, w, v: functional.rms_norm_swiglu(x, g, w, v, eps=1e-6),
+        lambda x, g, w, v: T.silu((n := T.rms_norm(x, (32,), g, 1e-6)) @ w.T) * (n @ v.T), (X, (32,), W, V),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", OTHERS)
+def test_others(name, dtype):
+    torch.manual_seed(0)
+    ours, reference, shapes = OTHERS[name]
+    leaves = [torch.randn(s) / (6 if s == W else 1) for s in shapes]
+    agrees(ours, reference, *(x.to(dtype) for x in leaves))
+
+
+def test_under_autocast():
+    x, w, v, g = torch.randn(4, 32), torch.randn(48, 32), torch.randn(48, 32), torch.randn(32)
+    want = functional.rms_norm_swiglu(x.bfloat16(), g, w.bfloat16(), v.bfloat16())
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(functional.rms_norm_swiglu(x, g, w, v), want)
+
+
+def test_what_does_not_fit_is_refused():
+    x, w = torch.randn(4, 32), torch.randn(48, 32)
+    with pytest.raises(CodaError, match=r"no activation is called 'gelu_tan'\n.*did you mean 'gelu_tanh'"):
+        functional.linear_act(x, w, activation="gelu_tan")
+    with pytest.raises(CodaError, match=r"the residual is \[4, 32\], the product \[4, 48\]"):
+        functional.linear_add(x, w, torch.randn(4, 32))
+    with pytest.raises(CodaError, match=r"the weight \[48, 31\] takes 31"):
+        functional.linear_swiglu(x, w, torch.randn(48, 31))
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
 def test_linear_cross_entropy(dtype, reduction):
