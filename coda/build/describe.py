@@ -11,7 +11,7 @@ from coda.printer import print_program
 from coda.target.legality import DESIGN_SMS, checks, partial_outputs, partial_step
 from coda.target.plan import Arg, Variant
 from coda.target.rowplan import RowPlan
-from coda.target.schedule import Assembly, Kernel, Schedule
+from coda.target.schedule import Assembly, Kernel, Loop, Schedule
 from coda.version import __version__
 
 FORMAT = 2  # of this JSON
@@ -83,7 +83,13 @@ def _program(assembly: Assembly) -> dict[str, Any]:
         "requirements": [r.sentence for r in table.requirements],
         "design_sms": DESIGN_SMS,
         "workspace": bool(plan.temporaries) or any(map(_leaves_partials, plan.steps)),
+        **({"loop": _loop(plan.loop)} if plan.loop else {}),
     }
+
+
+def _loop(loop: Loop) -> dict[str, Any]:
+    """The kernels that run once for each chunk of an axis; in their sizes its name is that of the chunk."""
+    return {"kernels": [loop.first, loop.end], "axis": loop.axis.name, "chunk": loop.part.name, "width": loop.width}
 
 
 def _leaves_partials(step: Kernel) -> bool:

@@ -115,6 +115,12 @@ def test_checks_are_those_of_the_whole_axis() -> None:
     assert record.error == str(refusal)
 
 
+def test_the_description_tells_of_the_loop() -> None:
+    (program,) = recorder().artifact.describe["programs"]
+    assert program["loop"] == {"kernels": [1, 4], "axis": "V", "chunk": "V_chunk", "width": WIDTH}
+    assert [k["rows"] for k in program["kernels"]] == ["M", "M", "M", "V_chunk", "M"]
+
+
 def test_an_absent_operand_is_absent_in_each_chunk() -> None:
     args = arguments(WIDTH + 1)
     args[2] = None
