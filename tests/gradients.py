@@ -9,13 +9,13 @@ from typing import Any
 import torch
 
 from coda.frontend import load
-from coda.ir import Program
+from coda.ir import Param, Program
 from coda.passes.differentiate import Backward, differentiate
 from coda.printer import print_program
 from coda.runtime.binding import bind, shapes_of
 from coda.runtime.gradients import autograd, random_seeds
 from coda.runtime.inputs import random_inputs
-from coda.runtime.reference import evaluate
+from coda.runtime.reference import Context, evaluate, run_nodes
 from coda.verify import verify
 
 
@@ -55,6 +55,19 @@ def check_gradients(
         expected = torch.zeros_like(got[output]) if expected is None else expected
         torch.testing.assert_close(got[output], expected, rtol=rtol, atol=1e-9, msg=lambda m, p=param: f"{p}: {m}")
     return backward
+
+
+def evaluate_wide(program: Program, inputs: Mapping[str, Any], dims: Mapping[str, int]) -> dict[str, torch.Tensor]:
+    """The program in float64 on float64 operands, which are not rounded to the dtypes it declares."""
+
+    class Wide(Context):
+        def _load(self, param: Param, value: Any) -> torch.Tensor:
+            return torch.as_tensor(value).to(self.held(param.type.dtype)).reshape(self.shape(param.type.axes))
+
+    context = Wide(program, inputs, bind(program, shapes_of(inputs), dims), torch.float64, True, torch.device("cpu"))
+    with torch.no_grad():
+        values = run_nodes(program, context)
+        return {o.name: context.finish(o, values[o.value]) for o in program.outputs}
 
 
 def without_lines(*notes: object) -> str:

@@ -17,13 +17,13 @@ from coda.passes import derive, fuse
 from coda.passes.eager import round_as_eager
 from coda.passes.segments import has_calls, segments
 from coda.runtime import externs
-from coda.runtime.binding import bind, shapes_of, type_shape
+from coda.runtime.binding import type_shape
 from coda.runtime.chain import ChainedProgram
 from coda.runtime.compare import compare
 from coda.runtime.inputs import random_inputs
-from coda.runtime.reference import Context, evaluate, run_nodes
+from coda.runtime.reference import evaluate
 from coda.target.blocks import lower_program
-from tests.gradients import check_gradients, check_text
+from tests.gradients import check_gradients, check_text, evaluate_wide
 
 LAYER = Path(__file__).parents[2] / "examples" / "llama3_layer.coda"
 SCAN = "extern scan(x: f32[M, D], a: f32[D]) -> y: f32[M, D], last: f32[D]\n"
@@ -206,26 +206,12 @@ def test_a_layer_is_the_one_of_hugging_face():
     tables = {"cos": cos[0, :, : d // 2].double(), "sin": sin[0, :, : d // 2].double()}
     inputs = {"x": x.detach().view(b * t, width), "pos": torch.arange(t, dtype=torch.int32).repeat(b), **tables}
     inputs |= {name: w.detach() for name, w in weights.items()}
-    got = _exact(backward.joined(), {**inputs, "d_out": seed.view(b * t, width)}, {"B": b})
+    got = evaluate_wide(backward.joined(), {**inputs, "d_out": seed.view(b * t, width)}, {"B": b})
     torch.testing.assert_close(got["d_x"].view_as(x), x.grad, rtol=1e-9, atol=1e-9)
     for name, weight in weights.items():
         torch.testing.assert_close(got[f"d_{name}"], weight.grad, rtol=1e-9, atol=1e-9)
-    forward = _exact(backward.forward, inputs, {"B": b})
+    forward = evaluate_wide(backward.forward, inputs, {"B": b})
     torch.testing.assert_close(forward["out"].view_as(y), y, rtol=1e-9, atol=1e-9)
-
-
-def _exact(p, inputs, dims):
-    """The program in float64 on float64 operands, which are not rounded to the dtypes it declares."""
-
-    class Wide(Context):
-        def _load(self, param, value):
-            tensor = torch.as_tensor(value)
-            return tensor.to(self.held(param.type.dtype)).reshape(self.shape(param.type.axes))
-
-    context = Wide(p, inputs, bind(p, shapes_of(inputs), dims), torch.float64, True, torch.device("cpu"))
-    with torch.no_grad():
-        values = run_nodes(p, context)
-        return {o.name: context.finish(o, values[o.value]) for o in p.outputs}
 
 
 def test_kernels_lie_on_both_sides_of_the_call():
