@@ -13,7 +13,6 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
-from coda.nn.functional import linear_cross_entropy
 from coda.pytorch.aten import operation
 from coda.pytorch.refusal import Refusal
 from coda.pytorch.rewrite import name_of
@@ -113,6 +112,8 @@ def _has_kernels(product: fx.Node) -> bool:
 
 
 def _replace(graph: fx.Graph, loss: fx.Node, head: _Head, memory: str) -> None:
+    from coda.nn.functional import linear_cross_entropy  # which is made of the op of this package
+
     given: dict[str, Any] = dict(zip(ARGUMENTS, loss.args, strict=False)) | loss.kwargs
     x, weight, *bias = head.product.args
     options = {

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -233,6 +235,11 @@ def test_options_of_the_module_are_checked_when_it_is_made() -> None:
         LinearCrossEntropy(K, V, smoothing=0.1)
     with pytest.raises(CodaError, match="reduction is 'max'"):
         LinearCrossEntropy(K, V, reduction="max")
+
+
+@pytest.mark.parametrize("module", ["coda.nn", "coda.nn.functional", "coda.pytorch"])
+def test_modules_can_be_imported_first(module: str) -> None:
+    subprocess.run([sys.executable, "-c", f"import {module}"], check=True)
 
 
 def test_inside_torch_compile() -> None:
