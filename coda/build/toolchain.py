@@ -178,8 +178,7 @@ def _holding(root: Path, folders: tuple[str, ...], file: str) -> Path:
 
 
 def _tool(root: Path, tool: str) -> Path | None:
-    found = root / "bin" / tool
-    if os.access(found, os.X_OK):
-        return found
+    """Beside nvcc, on PATH, or from PyPI: a toolkit may come without it."""
     on_path = shutil.which(tool)
-    return Path(on_path) if on_path else None
+    places = [root / "bin" / tool, *([Path(on_path)] if on_path else []), *(p / "bin" / tool for p in _pypi_cuda())]
+    return next((path for path in places if os.access(path, os.X_OK)), None)

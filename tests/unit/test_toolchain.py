@@ -57,6 +57,16 @@ def test_order_of_candidates(bare: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert toolchain.find_nvcc() == given
 
 
+def test_cuobjdump_may_come_from_elsewhere(bare: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    beside, path, pypi = (script(tmp_path / n / "bin/cuobjdump", "") for n in ("beside", "path", "pypi"))
+    assert toolchain._tool(tmp_path / "toolkit", "cuobjdump") is None
+    bare.setattr(toolchain, "_pypi_cuda", lambda: [pypi.parent.parent])
+    assert toolchain._tool(tmp_path / "toolkit", "cuobjdump") == pypi
+    bare.setenv("PATH", str(path.parent))
+    assert toolchain._tool(tmp_path / "toolkit", "cuobjdump") == path
+    assert toolchain._tool(beside.parent.parent, "cuobjdump") == beside
+
+
 def test_old_nvcc_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CodaError, match=r"is CUDA 11\.8; coda needs 12\.8 or newer"):
         toolchain.nvcc_version(nvcc_saying(tmp_path / "nvcc", "11.8.89"))
