@@ -4,12 +4,13 @@
       -> simplify       bitwise rewrites (simplify.py)
       -> delay_norm     factors of whole rows move behind products (delay_norm.py, terms.py)
       -> sink           and behind what is linear in a product (sink.py)
+      -> scale_in       factors of products in a sum go before them (scale_in.py)
       -> fold           vectors over contracted axes go into frozen weights (fold.py)
       -> differentiate  where gradients are wanted (differentiate.py); save.py decides what the forward keeps
       -> delay_norm     of the backward: dy.T @ (h * g) becomes (dy.T @ h) * g
       -> join_sums      sums of reductions become reductions of sums (join_sums.py)
       -> simplify
-      -> narrow         of the backward: a gradient that a product reads rounded is read rounded by all (narrow.py)
+      -> narrow         of the backward: gradients between kernels are rounded, once (narrow.py)
       -> partition      kernels (partition.py): merge.py says which products one of them computes, schedule.py when
 
 A pass is a pure function from a program to a program, or to a program and notes: what it did, with a label, or why it
@@ -30,8 +31,9 @@ from coda.passes.fold import fold
 from coda.passes.join_sums import join_sums
 from coda.passes.labels import Note
 from coda.passes.merge import MOST
-from coda.passes.narrow import narrow
+from coda.passes.narrow import narrow, narrow_edges
 from coda.passes.partition import Partition, partition
+from coda.passes.scale_in import scale_in
 from coda.passes.simplify import simplify
 from coda.passes.sink import sink
 
@@ -55,7 +57,7 @@ def rewrites(numerics: str) -> tuple[Rewrite, ...]:
     """What a forward or backward program goes through, in order. Where rounding is eager, only what keeps every bit."""
     if numerics == "eager":
         return (simplify, lambda p: delay_norm(p, numerics))  # which says what it does not do
-    return (simplify, delay_norm, sink, fold, join_sums, simplify)
+    return (simplify, delay_norm, sink, scale_in, fold, join_sums, simplify)
 
 
 def optimize(program: Program, numerics: str = "fused") -> tuple[Program, tuple[Note, ...]]:
@@ -82,8 +84,10 @@ def derive(
     optimized, more = optimize(backward.backward, numerics)
     if numerics == "fused":
         known = {p.name for p in forward.params} | {o.name for o in backward.forward.outputs}
-        optimized, rounded = narrow(optimized, {p.name for p in optimized.params} - known)
-        more += rounded
+        upstream = {p.name for p in optimized.params} - known
+        for rounds in (narrow, narrow_edges):
+            optimized, notes_of = rounds(optimized, upstream)
+            more += notes_of
     return replace(backward, backward=optimized), (*notes, *backward.notes, *more)
 
 

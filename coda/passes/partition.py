@@ -29,13 +29,12 @@ from coda.cost import Cost, cost
 from coda.ir import Node, Output, Param, Program, Size, Type, rewrite, substitute, topological
 from coda.ops import OPS, build
 from coda.passes.bare import bare_values, round_bare
+from coda.passes.edges import stored_values
 from coda.passes.labels import Note
-from coda.passes.merge import ANCHORS, MOST, Group, core, merge, together
-from coda.passes.mincut import vertex_cut
+from coda.passes.merge import MOST, Group, core, merge, together
 from coda.passes.naming import Fresh, taken_names
-from coda.passes.schedule import LEAVES, Schedule, in_memory, is_reduction
+from coda.passes.schedule import LEAVES, Schedule, is_reduction
 
-NOMINAL = 4096  # the size that a symbolic axis is assumed to have where costs are compared
 _STEMS = {"dot": "acc", "rsqrt": "r", "reduce_mean": "mean", "reduce_sum": "sums"}
 
 
@@ -175,7 +174,7 @@ class _Partitioner:
         self.order: dict[str, int] = {}  # tensors, in the order in which they were first needed
 
     def run(self, notes: tuple[Note, ...]) -> Partition:
-        self.stored = self.cut()
+        self.stored = stored_values(self.program, self.schedule)
         self.host_maps()
         kernels = _in_order([k for roots in self.kernel_roots() for k in self.kernels(roots)])
         named = _named(kernels, self.program)
@@ -183,19 +182,6 @@ class _Partitioner:
         return Partition(self.program, named, (*notes, *reasons))
 
     # What is in memory.
-
-    def cut(self) -> set[Node]:
-        """The values that some kernel stores."""
-        stored = in_memory(self.program)
-        across = [a for n in self.nodes for a in n.args if n.op not in ANCHORS and self.crosses(a, n)]
-        around = [n for n in self.nodes if n not in stored and n.op not in LEAVES]
-        edges = [(a, n) for n in around if not _is_never_again(n) for a in n.args if a in around]
-        costs = {n: _bytes(n) for n in around}
-        sources = [n for n in around if _is_never_again(n)]
-        return stored | set(vertex_cut(costs, edges, sources, [n for n in dict.fromkeys(across) if n in costs]))
-
-    def crosses(self, operand: Node, node: Node) -> bool:
-        return operand.op not in LEAVES and self.stage[operand] < self.stage[node]
 
     def host_maps(self) -> None:
         """Move stored values of stage 0 into the epilogue of a product that reads all they need anyway."""
@@ -347,11 +333,6 @@ class _Partitioner:
         return output
 
 
-def _is_never_again(node: Node) -> bool:
-    """Whether a value is stored rather than computed a second time."""
-    return node.op in ANCHORS or OPS[node.op].family == "reduce"
-
-
 def _has_statistics(nodes: list[Node]) -> bool:
     """Whether a kernel needs a reduction's result, more than to begin it."""
     begun = {n.args[0] for n in nodes if n.op == "partial"}
@@ -362,11 +343,6 @@ def _read(tensor: Output, node: Node) -> Node:
     """A tensor as kernels read it, with the dims of the value it holds."""
     value = build("input", name=tensor.name, type=tensor.type)
     return value if value.type.dims == node.type.dims else build("layout", value, dims=node.type.dims)
-
-
-def _bytes(node: Node) -> int:
-    elements = node.type.elements
-    return max(1, int(elements.subs({s: NOMINAL for s in elements.free_symbols}))) * node.dtype.bytes
 
 
 def _in_order(kernels: list[Kernel]) -> list[Kernel]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from coda.dtypes import F32
-from coda.passes import derive, fuse
+from coda.passes import derive, fuse, partition
+from coda.passes.narrow import narrow_edges
 from coda.verify import verify
 from tests.support import program
 
@@ -46,3 +47,16 @@ def test_eager_numerics_is_left_alone():
 def test_nothing_to_do(text: str):
     _, notes = derive(program(text))
     assert not any(n.rule == "narrow" for n in notes)
+
+
+def test_a_gradient_between_kernels_is_stored_in_sixteen_bits():
+    """Behind a LayerNorm: from the product that makes the gradient to the row kernel that reads it."""
+    source = """program p(x: bf16[M, D], g: bf16[D], b: bf16[D], w: bf16[N, D]) {
+        return layer_norm(x, g, b, 1e-5) @ w.T: bf16
+    }"""
+    backward, notes = derive(program(source))
+    assert any("stored as PyTorch stores it" in n.sentence for n in notes)
+    edges = partition(backward.backward).edges
+    assert not [e for e in edges if e.type.dtype.name == "f32" and len(e.type.dims) > 1]
+    again, more = narrow_edges(backward.backward, {"d_out"})
+    assert (again, more) == (backward.backward, ())
