@@ -16,6 +16,7 @@ from coda.passes.chunk import Chunked, chunk, chunk_axis
 from coda.printer import print_program
 from coda.runtime.inputs import random_inputs
 from coda.runtime.reference import evaluate_sized
+from coda.target.chunks import lower_in_chunks
 from coda.verify import verify
 from tests.support import bf16
 
@@ -62,7 +63,7 @@ def in_chunks(
     joined = {of_: torch.cat(pieces, next(dims[n] for n, w in cut.parts.items() if w == of_ and n in dims))
               for of_, pieces in results.items()}  # fmt: skip
     after = evaluate_sized(cut.after, there, sizes, exact=exact) if cut.after else {}
-    return {o.name: (joined | after | there)[o.name] for o in cut.program.outputs}
+    return {o.name: (there | joined | after)[o.name] for o in cut.program.outputs}
 
 
 def backward_of(text: str, wrt: tuple[str, ...]) -> tuple[Program, str | None]:
@@ -96,6 +97,21 @@ def test_an_absent_operand() -> None:
     want = evaluate_sized(backward, inputs, SIZES, exact=True)
     got = in_chunks(chunk(backward, "V"), inputs, SIZES, 10, exact=True)
     torch.testing.assert_close(got["d_x"], want["d_x"], rtol=1e-5, atol=1e-7)  # what is between the programs is f32
+
+
+@pytest.mark.parametrize("accumulate", [("w",), ("x", "w", "bias")])
+def test_gradients_are_added_to_what_is_there(accumulate: tuple[str, ...]) -> None:
+    derived, _ = derive(program(LOSS), ("x", "w", "bias"), memory="low", accumulate=accumulate)
+    backward = derived.backward
+    inputs = random_inputs(backward, SIZES, 0, "cpu")
+    inputs["label"] = torch.tensor([0, 22, 7, 8, -100])
+    want = evaluate_sized(backward, inputs, SIZES, exact=True)
+    got = in_chunks(chunk(backward, "V"), inputs, SIZES, 10, exact=True)
+    for name, value in want.items():
+        torch.testing.assert_close(got[name], value, rtol=1e-5, atol=1e-6)
+    schedule = lower_in_chunks(backward, "V").schedule
+    assert {a.name for a in schedule.args if a.inout} == {f"d_{name}" for name in accumulate}
+    assert {p.of for p in schedule.loop.parts} >= {"d_w", "d_bias"}
 
 
 def test_h7_sums_over_chunks_are_f32() -> None:
