@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 DEFAULT_ARCH = "sm_90a"
 Progress = Callable[[str], None]
 Tiles = Sequence[Tile | str] | Tile | str | None
-Measured = Callable[[Schedule, Mapping[str, int]], Mapping[str, Tile]]  # the best tiles at these sizes, by kernel
+TilesFor = Callable[[Schedule, Mapping[str, int]], Mapping[str, Tile]]  # measured to be best at these sizes, by kernel
 
 
 def artifact(
@@ -56,7 +56,7 @@ def artifact(
     progress: Progress | None = None,
     numerics: str = "fused",
     chunk: str | None = None,
-    measured: Measured | None = None,
+    measured: TilesFor | None = None,
 ) -> Artifact:
     """The loaded kernels of a program, from the cache or built now. ``dims`` guide the choice of the tiles, as does
     ``measured``. With ``chunk`` the kernels run in chunks of the axis of this name."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -45,12 +46,13 @@ class Machine:
         self.ratio = {"128x160_s4": 0.8}
         self.unfused = True
 
-    def cached(self, assembly: Assembly, arch: str, progress: object = None) -> Path:
+    def cached_of(self, name: str, assemblies: Sequence[Assembly], arch: str, progress: object = None) -> Path:
+        (assembly,) = assemblies
         tiles = [v.tile.name for v in assembly.variants]
         self.built.append(tiles)
         if any(tile.startswith("128x192") for tile in tiles):
             raise SpillError.of(f"kernel '{assembly.variants[0].symbol}' spills registers inside its k-loop")
-        return Path("/".join([assembly.name, *tiles]))
+        return Path("/".join([name, *tiles]))
 
     def measure(self, job: Job, say: object) -> Outcome:
         self.jobs.append(job)
@@ -68,8 +70,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Machine:
     monkeypatch.setenv("CODA_CACHE", str(tmp_path))
     monkeypatch.setattr("coda.tuning.tune.current_device", lambda: H200)
     monkeypatch.setattr("coda.tuning.use.current_device", lambda: H200)
-    monkeypatch.setattr(build, "cached", machine.cached)
-    monkeypatch.setattr(build, "cached_of", lambda name, made, *rest: machine.cached(made[0], *rest), raising=False)
+    monkeypatch.setattr(build, "cached_of", machine.cached_of)
     monkeypatch.setattr(tuning, "measure", machine.measure)
     return machine
 
@@ -132,10 +133,10 @@ def test_a_product_without_a_candidate_is_left_out_and_the_whole_is_built_by_the
 
 
 def test_nothing_that_can_be_built_is_an_error(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    def cached(assembly: Assembly, arch: str, progress: object = None) -> Path:
+    def cached_of(*_: object) -> Path:
         raise SpillError.of("it spills")
 
-    monkeypatch.setattr(build, "cached", cached)
+    monkeypatch.setattr(build, "cached_of", cached_of)
     with pytest.raises(CodaError, match=r"'linear': no candidate can be built: .*128x128_s4: it spills"):
         tuning.tune(build.lowered(program(LINEAR)), SIZES)
 
