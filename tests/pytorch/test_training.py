@@ -10,6 +10,8 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from coda.passes import partition
+from coda.pytorch.block import block
 from tests.pytorch.handwritten import NanoGPT, Titan, TitanBlock, frequencies, with_lora
 from tests.pytorch.models import (
     agrees,
@@ -220,6 +222,14 @@ def test_lora_is_one_region(reports):
     x = torch.randn(4, 5, 32, requires_grad=True)
     gradients_agree(lambda x: F.silu(base(x) + 2.0 * b(a(x))), x, model=model)
     assert len(reports[-1].fused) == 3 and len(reports[-1].texts) == 1
+
+
+def test_lora_is_a_second_accumulation(reports):
+    base, a, b = (nn.Linear(i, o, bias=False).bfloat16() for i, o in ((32, 48), (32, 8), (8, 48)))
+    compiled(lambda x: F.silu(base(x) + 2.0 * b(a(x))))(torch.randn(4, 5, 32).bfloat16())
+    (text,), (options,) = reports[-1].texts, reports[-1].options
+    kernels = partition(block(text, options).forward).kernels
+    assert [len(k.group.dots) for k in kernels] == [1, 2]
 
 
 # Dtypes and positions.
