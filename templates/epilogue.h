@@ -197,8 +197,8 @@ struct Epilogue {
       if constexpr (Visitor::kSlotBytes > 0)
         for (int i = thread; i < kColumns / 2; i += kThreads) {
           int const head = i / (kHead / 2), pair = i % (kHead / 2);
-          Visitor::dispatch(column / kHead + head, p_->n / kHead, [&](auto segment, int g) {
-            decltype(segment)::stage(slots_ + head * Visitor::kSlotBytes, p_->operands, uniform, g, pair);
+          Visitor::dispatch(column / kHead + head, p_->n / kHead, [&](auto segment, auto const& where, int g) {
+            decltype(segment)::stage(where, slots_ + head * Visitor::kSlotBytes, p_->operands, uniform, g, pair);
           });
         }
       sync();
@@ -222,8 +222,9 @@ struct Epilogue {
   CUTLASS_DEVICE void visit_heads(float const* acc, Position const& x, int row, Uniform const& uniform, Row const (&rows)[2]) {
     CUTLASS_PRAGMA_UNROLL
     for (int h = 0; h < kHeads; ++h)
-      Visitor::dispatch(x.column / kHead + h, p_->n / kHead, [&](auto segment, int g) {
-        decltype(segment)::visit(HeadView{acc + h * kHead / 2}, *p_, uniform, rows, slots_ + h * Visitor::kSlotBytes, g, row, x.q);
+      Visitor::dispatch(x.column / kHead + h, p_->n / kHead, [&](auto segment, auto const& where, int g) {
+        HeadView const view{acc + h * kHead / 2};
+        decltype(segment)::visit(where, view, *p_, uniform, rows, slots_ + h * Visitor::kSlotBytes, g, row, x.q);
       });
   }
 

@@ -46,19 +46,35 @@ template <class D>
 CODA_FN auto load_head_columns(Operand const& o, int head, int column) -> Two<decltype(load((D const*)nullptr))> {
   return {load_head<D>(o, head, column), load_head<D>(o, head, column + 1)};
 }
-// Where row `row` of a table begins, -1 outside the table.
-CODA_FN int64_t gathered_row(Operand const& o, int64_t row) { return row >= 0 && row < o.extent ? row * o.row : -1; }
-// Two columns of such a row, one aligned word (legality.py). NaN outside, so that a wrong position shows; the first row,
-// which a table has, is what is read then.
-template <class D> CODA_FN Two<float> load_gathered(Operand const& o, int64_t begin, int column) {
+// What a position outside a table selects: NaNs of every dtype, as many as a head can have columns. A wrong position
+// shows, and no element asks for it.
+struct NanRow {
+  uint32_t words[256];
+  constexpr NanRow() : words() {
+    for (int i = 0; i < 256; ++i) words[i] = 0x7fc07fc0u;
+  }
+};
+#if defined(__CUDACC__)
+static __device__ NanRow const nan_row;
+#else
+static NanRow const nan_row;
+#endif
+
+// Where row `row` of a table begins.
+template <class D> CODA_FN D const* gathered_row(Operand const& o, int64_t row) {
+#if !defined(__CUDACC__) || defined(__CUDA_ARCH__)
+  if (row < 0 || row >= o.extent) return reinterpret_cast<D const*>(nan_row.words);
+#endif
+  return static_cast<D const*>(o.data) + row * o.row;
+}
+// Two columns of such a row, one aligned word (legality.py).
+template <class D> CODA_FN Two<float> load_gathered(D const* row, int column) {
   struct alignas(2 * sizeof(D)) Pair { D x, y; };
-  Pair const pair = *reinterpret_cast<Pair const*>(static_cast<D const*>(o.data) + (begin < 0 ? 0 : begin) + column);
-  return {begin < 0 ? NAN : load(&pair.x), begin < 0 ? NAN : load(&pair.y)};
+  Pair const pair = *reinterpret_cast<Pair const*>(row + column);
+  return {load(&pair.x), load(&pair.y)};
 }
 // One of its columns.
-template <class D> CODA_FN float load_gathered_element(Operand const& o, int64_t begin, int column) {
-  return begin < 0 ? NAN : load(static_cast<D const*>(o.data) + begin + column);
-}
+template <class D> CODA_FN float load_gathered_element(D const* row, int column) { return load(row + column); }
 
 // Element i of an operand in a finish kernel: of a row or column operand, where one of the two strides is 0, or of one
 // that is counted by two loops (Finish in launch.h).

@@ -21,6 +21,7 @@ from coda.ir import dim_size
 from coda.runtime.binding import bind, evaluate_size, shapes_of
 from coda.runtime.reference import evaluate_sized
 from coda.target import emit
+from coda.target.emit_heads import HeadEmitter
 from coda.target.plan import Operand, Plan, Store
 from tests.abi import harness
 from tests.hostmath import compile_cpp
@@ -42,21 +43,18 @@ def compile_heads(plans: Sequence[Plan]) -> list[HostHeads]:
 
 def _driver(plan: Plan) -> str:
     assert plan.heads is not None
-    segments = "\n".join(
-        f"    for (int g = 0; g < {'heads' if s.count is None else s.count}; ++g) "
-        f"visit<{plan.name}::Body::{s.name}>(p, u, rows, acc, {s.start} + g, g, row, width);"
-        for s in plan.heads.segments
-    )
+    dispatch = "\n".join(HeadEmitter(plan).dispatch())
     return f"""
 namespace {plan.name} {{
 {emit.body(plan)}
 struct Launch {{ coda::Operand const* operands; coda::Output const* outputs; int m; }};
+{dispatch}
 template <class Segment>
-void visit(Launch const& p, Body::Uniform const& u, std::vector<Body::Row> const& rows, float const* acc, int head,
-           int g, int row, int width) {{
+void visit(typename Segment::Where const& w, Launch const& p, Body::Uniform const& u,
+           std::vector<Body::Row> const& rows, float const* acc, int head, int g, int row, int width) {{
   constexpr int kHead = {plan.heads.dim};
   alignas(16) char slot[Segment::kSlotBytes + 16];
-  for (int pair = 0; pair < kHead / 2; ++pair) Segment::stage(slot, p.operands, u, g, pair);
+  for (int pair = 0; pair < kHead / 2; ++pair) Segment::stage(w, slot, p.operands, u, g, pair);
   run_warp([&](int lane) {{
     int const q = lane & 3, first = row + (lane >> 2);
     float mine[kHead / 2];
@@ -65,7 +63,7 @@ void visit(Launch const& p, Body::Uniform const& u, std::vector<Body::Row> const
       mine[i] = m < p.m ? acc[int64_t(m) * width + n] : 0.0f;
     }}
     Body::Row const pair[2] = {{rows[first], rows[first + 8]}};
-    Segment::visit(coda::HeadView{{mine}}, p, u, pair, slot, g, first, q);
+    Segment::visit(w, coda::HeadView{{mine}}, p, u, pair, slot, g, first, q);
   }});
 }}
 }}  // namespace {plan.name}
@@ -73,13 +71,14 @@ extern "C" void {plan.name}_run(coda::Operand const* in, coda::Output const* out
   using namespace {plan.name};
   Launch const p{{in, out, m}};
   int const heads = width / {plan.heads.dim};
-  (void)heads;
   auto const u = Body::uniform(in, m, width);
   std::vector<Body::Row> rows;
   for (int row = 0; row < (m + 15) / 16 * 16; ++row) rows.push_back(Body::row(in, u, row, m));
-  for (int row = 0; row < m; row += 16) {{
-{segments}
-  }}
+  for (int row = 0; row < m; row += 16)
+    for (int head = 0; head < heads; ++head)
+      dispatch(head, heads, [&](auto segment, auto const& where, int g) {{
+        visit<decltype(segment)>(where, p, u, rows, acc, head, g, row, width);
+      }});
 }}
 """
 

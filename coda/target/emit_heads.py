@@ -6,8 +6,10 @@ computed once the head's reductions are known.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from coda.ir import Node
 from coda.ops.reduce import REDUCTIONS
@@ -15,6 +17,8 @@ from coda.target.emit import operand_traits
 from coda.target.heads import HeadLowering, fail
 from coda.target.plan import Block, Plan, Segment
 from coda.target.scalars import Scope, cpp_type, is_packed, pack, unpack
+
+WHERE = "// where"  # stands for the struct of a segment that says where it reads and stores
 
 
 @dataclass
@@ -26,6 +30,41 @@ class Section:
 
     def struct(self, name: str) -> str:
         return f"struct {name} {{ {' '.join(self.members)} }};" if self.members else f"struct {name} {{}};"
+
+
+@dataclass
+class Shared:
+    """Segments with the same code, as q and k are rotated: ``lines`` is that of the first. Where they differ in which
+    operands they read and where they store, ``lines`` says ``w.NAME``, and ``where`` has the numbers of each."""
+
+    segments: list[Segment]
+    lines: list[str]
+    where: list[dict[str, int]]
+
+    @property
+    def name(self) -> str:
+        return self.segments[0].name
+
+    @property
+    def members(self) -> list[str]:
+        """The names that differ."""
+        return [name for name in self.where[0] if len({w[name] for w in self.where}) > 1]
+
+    def code(self) -> list[str]:
+        """The struct, with numbers where all agree."""
+        members = self.members
+        text = "\n".join(self.lines)
+        for name, number in self.where[0].items():
+            text = text if name in members else re.sub(rf"\bw\.{name}\b", str(number), text)
+        ints = " ".join(f"int {name};" for name in members)
+        return text.replace(WHERE, f"struct Where {{ {ints} }};" if ints else "struct Where {};").split("\n")
+
+    def chosen(self, values: Sequence[str]) -> str:
+        """The value of the segment that ``head`` lies in, which is one of these."""
+        *rest, result = values
+        for segment, value in reversed(list(zip(self.segments, rest, strict=False))):
+            result = f"head < {segment.start + (segment.count or 0)} ? {value} : {result}"
+        return result
 
 
 class HeadEmitter:
@@ -41,6 +80,7 @@ class HeadEmitter:
         self.gathered: dict[Node, str] = {}  # gather -> the Row member that says where its row begins
         self.row_names = {a.name for a in plan.rows}
         self.head_names = {s.product.type.dims[1][0].name for s in self.heads.segments}
+        self.where: dict[str, int] = {}  # numbers of operands and outputs of the segment that is being written
 
     # ---- places ----
 
@@ -99,6 +139,19 @@ class HeadEmitter:
             i for i, o in enumerate(self.plan.operands) if (o.arg, o.identity) == (operand.arg, operand.identity)
         )
 
+    def placed(self, kind: str, number: int) -> str:
+        """The number of an operand or output in a segment, by a name."""
+        names = {n: name for name, n in self.where.items() if name.startswith(kind)}
+        name = names.get(number, f"{kind}{len(names)}")
+        self.where[name] = number
+        return f"w.{name}"
+
+    def operand(self, leaf: Node) -> str:
+        return f"in[{self.placed('operand', self.index(leaf))}]"
+
+    def output(self, store: int) -> str:
+        return f"p.outputs[{self.placed('output', store)}]"
+
     def load_uniform(self, leaf: Node) -> str:
         return f"coda::load_scalar<{self._dtype(leaf)}>(in[{self.index(leaf)}])"
 
@@ -107,14 +160,14 @@ class HeadEmitter:
 
     def load_head(self, segment: Segment) -> Callable[[Node], str]:
         return lambda leaf: (
-            f"coda::load_head<{self._dtype(leaf)}>(in[{self.index(leaf)}], {self._head(leaf, segment)}, 0)"
+            f"coda::load_head<{self._dtype(leaf)}>({self.operand(leaf)}, {self._head(leaf, segment)}, 0)"
         )
 
     def load_columns(self, segment: Segment) -> Callable[[Node], str]:
         def load(leaf: Node) -> str:
             function = "load_head" if self.paired else "load_head_columns"
             position = f"{self._head(leaf, segment)}, {self._column(leaf)}"
-            return f"coda::{function}<{self._dtype(leaf)}>(in[{self.index(leaf)}], {position})"
+            return f"coda::{function}<{self._dtype(leaf)}>({self.operand(leaf)}, {position})"
 
         return load
 
@@ -156,8 +209,7 @@ class HeadEmitter:
             name = f"v{len(lines)}"
             if (gather := self._gather(node)) is not None and self.lowering.is_leaf(node):
                 function = "load_gathered_element" if self.paired else "load_gathered"
-                place = f"in[{self.index(node)}], {self.gathered[gather]}, {self._column(node)}"
-                expression = f"coda::{function}<{self._dtype(node)}>({place})"
+                expression = f"coda::{function}({self.gathered[gather]}, {self._column(node)})"
             elif node.op == "cast" and is_packed(node.dtype) and not self.paired:
                 source = f"coda::spread({self.scope.value(node.args[0], 'float')})"
                 word = self.scope.words[node] = f"w{len(lines)}"
@@ -171,16 +223,28 @@ class HeadEmitter:
 
     # ---- the whole ----
 
-    def body(self) -> str:
-        """The shared Uniform and Row values, then a struct for each segment."""
+    @cached_property
+    def _written(self) -> tuple[Section, Section, list[Shared]]:
+        """The values of the tile and of rows, which segments share, and the code of these, each once."""
         roots = [v for s in self.heads.segments for v in _roots(s)]
-        shared = self.nodes(roots)
+        values = self.nodes(roots)
         inner = {n.type.dims[1][1].name for s in self.heads.segments for n in self._products(s)}
         place = lambda n: "tile" if n.type.names & inner else self.place(n, "")  # noqa: E731
-        uniform = self.section([n for n in shared if place(n) == "uniform"], "u", False, self.load_uniform)
-        row = self.section([n for n in shared if place(n) == "row"], "r", False, self.load_row)
-        self._gather_rows([n for n in shared if self.lowering.is_leaf(n) and self._gather(n) is not None], row)
-        segments = [self._segment(s) for s in self.heads.segments]
+        uniform = self.section([n for n in values if place(n) == "uniform"], "u", False, self.load_uniform)
+        row = self.section([n for n in values if place(n) == "row"], "r", False, self.load_row)
+        self._gather_rows([n for n in values if self.lowering.is_leaf(n) and self._gather(n) is not None], row)
+        found: dict[str, Shared] = {}
+        for segment in self.heads.segments:
+            self.where = {}
+            lines = self._segment(segment)
+            shared = found.setdefault("\n".join(lines[1:]), Shared([], lines, []))
+            shared.segments.append(segment)
+            shared.where.append(dict(self.where))
+        return uniform, row, list(found.values())
+
+    def body(self) -> str:
+        """The shared Uniform and Row values, then a struct for each segment that has code of its own."""
+        uniform, row, segments = self._written
         lines = [
             "struct Body {",
             f"  {uniform.struct('Uniform')}",
@@ -194,7 +258,7 @@ class HeadEmitter:
             *_function(
                 "Row row(coda::Operand const* in, Uniform const& u, int m, int rows)", ["Row r{};", *row.code], "r"
             ),
-            *(f"  {line}" for segment in segments for line in segment),
+            *(f"  {line}" for shared in segments for line in shared.code()),
             "};",
         ]
         return "\n".join(lines)
@@ -209,8 +273,8 @@ class HeadEmitter:
                 raise fail("the index of a gather is a value of its row", gather)
             name = f"r{len(row.members)}"
             position = self.scope.value(gather.args[1], cpp_type(gather.args[1].dtype))
-            row.members.append(f"int64_t {name};")
-            row.code.append(f"r.{name} = coda::gathered_row(in[{self.index(leaf)}], {position});")
+            row.members.append(f"{self._dtype(leaf)} const* {name};")
+            row.code.append(f"r.{name} = coda::gathered_row<{self._dtype(leaf)}>(in[{self.index(leaf)}], {position});")
             self.gathered[gather] = f"r.{name}"
 
     def _products(self, segment: Segment) -> list[Node]:
@@ -228,20 +292,22 @@ class HeadEmitter:
         blocks = [self._block(segment, i, b) for i, b in enumerate(segment.blocks)]
         totals = " ".join(f"float t{k};" for k in range(len(segment.reductions)))
         identities = ", ".join(f"{_combiner(n)}::identity()" for n in segment.reductions)
-        lines = [f"struct {segment.name} {{", f"  struct Totals {{ {totals} }};" if totals else "  struct Totals {};"]
+        lines = [f"struct {segment.name} {{", f"  {WHERE}"]
+        lines += [f"  struct Totals {{ {totals} }};" if totals else "  struct Totals {};"]
         lines += [
             f"  CODA_FN static Totals identity() {{ return {{{identities}}}; }}",
             f"  {columns.struct('Columns')}",
         ]
         lines += _function(
-            "Columns columns(coda::Operand const* in, Uniform const& u, int g, int i)",
+            "Columns columns(Where const& w, coda::Operand const* in, Uniform const& u, int g, int i)",
             ["Columns c{};", *columns.code],
             "c",
         )
         lines += _function("void accumulate(Totals& t, coda::Operand const* in, Uniform const& u, Row const& r, "
                            "Columns const& c, int m, int i, coda::Two<float> product0)", accumulate, None)  # fmt: skip
         lines += [f"  {head.struct('Head')}"]
-        lines += _function("Head head(coda::Operand const* in, Uniform const& u, Row const& r, Totals const& t, int g)",
+        lines += _function("Head head(Where const& w, coda::Operand const* in, Uniform const& u, Row const& r, "
+                           "Totals const& t, int g)",
                            ["Head h{};", *head.code], "h")  # fmt: skip
         lines += [f"  {line}" for block in blocks for line in block]
         lines += self._stage(segment)
@@ -291,7 +357,7 @@ class HeadEmitter:
             f"  struct Result {{ {' '.join(members)} }};",
         ]
         lines += _function(
-            "Columns columns(coda::Operand const* in, Uniform const& u, int g, int i)",
+            "Columns columns(Where const& w, coda::Operand const* in, Uniform const& u, int g, int i)",
             ["Columns c{};", *columns.code],
             "c",
         )
@@ -331,15 +397,15 @@ class HeadEmitter:
     def _stage(self, segment: Segment) -> list[str]:
         *slots, (_, total, _) = self._slots(segment)
         lines = [f"  static constexpr int kSlotBytes = {total};",
-                 "  CUTLASS_DEVICE static void stage(char* slot, coda::Operand const* in, Uniform const& u, int g, "
-                 "int pair) {"]  # fmt: skip
+                 "  CUTLASS_DEVICE static void stage(Where const& w, char* slot, coda::Operand const* in, "
+                 "Uniform const& u, int g, int pair) {"]  # fmt: skip
         for name, offset, pairs in slots:
             owner = name.removesuffix("Columns").removesuffix("::")
             call = f"{owner}::columns" if owner else "columns"
             lines.append(f"    if constexpr (coda::size_of<{name}>() > 0)")
             lines.append(
                 f"      if (pair < {pairs})\n"
-                f"        reinterpret_cast<{name}*>(slot + {offset})[pair] = {call}(in, u, g, 2 * pair);"
+                f"        reinterpret_cast<{name}*>(slot + {offset})[pair] = {call}(w, in, u, g, 2 * pair);"
             )
         return [*lines, "  }"]
 
@@ -347,20 +413,21 @@ class HeadEmitter:
         slots = self._slots(segment)
         lines = [
             "  template <class Launch>",
-            "  CUTLASS_DEVICE static void visit(coda::HeadView const& v, Launch const& p, Uniform const& u, "
-            "Row const (&rows)[2],",
-            "                                   char const* slot, int g, int row, int q) {",
+            "  CUTLASS_DEVICE static void visit(Where const& w, coda::HeadView const& v, Launch const& p, "
+            "Uniform const& u,",
+            "                                   Row const (&rows)[2], char const* slot, int g, int row, int q) {",
             "    Totals totals[2] = {identity(), identity()};",
             *(self._reducing_pass(segment, slots[0][1]) if segment.reductions else []),
-            "    Head const heads[2] = {head(p.operands, u, rows[0], totals[0], g), "
-            "head(p.operands, u, rows[1], totals[1], g)};",
+            "    Head const heads[2] = {head(w, p.operands, u, rows[0], totals[0], g), "
+            "head(w, p.operands, u, rows[1], totals[1], g)};",
             *(self._head_stores(segment) if segment.head_values else []),
         ]
-        for store in dict.fromkeys(p.store for b in segment.blocks for p in b.pieces):
-            place = f"coda::batched_row(p.outputs[{store}], row"
-            lines.append(f"    int64_t const rows{store}[2] = {{{place}), {place} + 8)}};")
+        stores = list(dict.fromkeys(p.store for b in segment.blocks for p in b.pieces))
+        for k, store in enumerate(stores):
+            place = f"coda::batched_row({self.output(store)}, row"
+            lines.append(f"    int64_t const rows{k}[2] = {{{place}), {place} + 8)}};")
         for number, block in enumerate(segment.blocks):
-            lines += self._steps(segment, number, block, slots[number + 1][1])
+            lines += self._steps(number, block, slots[number + 1][1], stores)
         return [*lines, "  }"]
 
     def _reducing_pass(self, segment: Segment, offset: str) -> list[str]:
@@ -390,11 +457,11 @@ class HeadEmitter:
         for value, store in segment.head_values:
             place = f"row + 8 * rr, p.m, g, q, {self.scope.value(value, 'float')}"
             lines.append(
-                f"      coda::store_head_value<{self.plan.stores[store].dtype.cpp}>(p.outputs[{store}], {place});"
+                f"      coda::store_head_value<{self.plan.stores[store].dtype.cpp}>({self.output(store)}, {place});"
             )
         return [*lines, "    }"]
 
-    def _steps(self, segment: Segment, number: int, block: Block, offset: str) -> list[str]:
+    def _steps(self, number: int, block: Block, offset: str, stores: Sequence[int]) -> list[str]:
         kept = ["uint32_t" if self.plan.stores[p.store].is_packed else "coda::Two<float>" for p in block.pieces]
         products = "".join(f", v.pair({o // 8} + first / 8 + j, rr)" for o in block.offsets)
         lines = [
@@ -415,16 +482,17 @@ class HeadEmitter:
         ]
         for k, piece in enumerate(block.pieces):
             sink = f"store{self.plan.stores[piece.store].dtype.bits}"
-            rows = f"{{rows{piece.store}[0], rows{piece.store}[1]}}"
+            rows = "{{rows{0}[0], rows{0}[1]}}".format(stores.index(piece.store))
             at = f"{{row, first + {piece.offset}, p.m, {self.heads.dim}, q, {rows}}}"
-            lines.append(f"      coda::{sink}<kWidth>(p.outputs[{piece.store}], g, piece{k}, coda::StepPosition{at});")
+            output = self.output(piece.store)
+            lines.append(f"      coda::{sink}<kWidth>({output}, g, piece{k}, coda::StepPosition{at});")
         return [*lines, "    });"]
 
     def visitor(self) -> str:
         """What epilogue.h asks of a visitor with heads."""
         slot = "0"
-        for segment in self.heads.segments:
-            slot = f"coda::larger({slot}, {segment.name}::kSlotBytes)"
+        for shared in self._written[2]:
+            slot = f"coda::larger({slot}, {shared.name}::kSlotBytes)"
         lines = [
             "struct Visitor : Body {",
             *operand_traits(self.plan),
@@ -432,16 +500,28 @@ class HeadEmitter:
             f"  static constexpr int kHead = {self.heads.dim}, kSlotBytes = ({slot} + 15) / 16 * 16;",
             "  using Streams = coda::Streams<>;",
             "  CUTLASS_DEVICE static bool needs_tiles(Launch const&) { return false; }",
-            "  // The segment of a head, and the head's number in it.",
-            "  template <class F> CUTLASS_DEVICE static void dispatch(int head, int heads, F const& f) {",
+            *(f"  {line}" for line in self.dispatch()),
         ]
-        for segment in self.heads.segments:
-            end = "heads" if segment.count is None else str(segment.start + segment.count)
-            lines.append(
-                f"    if (head >= {segment.start} && head < {end} && head < heads)\n"
-                f"      return f({segment.name}{{}}, head - {segment.start});"
-            )
-        return "\n".join([*lines, "  }", "};"])
+        return "\n".join([*lines, "};"])
+
+    def dispatch(self) -> list[str]:
+        """Which segment a head belongs to, where that reads and stores, and the head's number in it."""
+        lines = ["template <class F> CUTLASS_DEVICE static void dispatch(int head, int heads, F const& f) {"]
+        for shared in self._written[2]:
+            spans = []
+            for segment in shared.segments:
+                end = "heads" if segment.count is None else str(segment.start + segment.count)
+                spans.append(f"(head >= {segment.start} && head < {end})")
+            numbers = [", ".join(str(w[name]) for name in shared.members) for w in shared.where]
+            where = shared.chosen([f"Where{{{n}}}" for n in numbers]) if shared.members else "Where{}"
+            first = shared.chosen([str(s.start) for s in shared.segments])
+            lines += [
+                f"  if (head < heads && ({' || '.join(spans)})) {{",
+                f"    using Where = typename Body::{shared.name}::Where;",
+                f"    return f(typename Body::{shared.name}{{}}, {where}, head - ({first}));",
+                "  }",
+            ]
+        return [*lines, "}"]
 
 
 def _lanes(value: Node) -> tuple[Node, ...]:

@@ -28,6 +28,7 @@ FLAT = ("(B T), (HQ d)", "(B T), (HK d)")
 CASES = (  # d, f, heads of q, of k, order, dtypes of positions and tables, tile
     (128, 64, 4, 2, BHTD, "i32", "f32", "128x128"),
     (128, 64, 8, 1, BTHD, "i64", "bf16", "128x256_coop"),
+    (128, 64, 5, 2, BHTD, "i32", "f32", "192x128"),
     (64, 32, 5, 1, FLAT, "i32", "f32", "128x128"),
     (64, 16, 4, 2, BHTD, "i32", "f32", "128x128"),
     (64, 32, 4, 2, BTHD, "i32", "f32", "128x192"),

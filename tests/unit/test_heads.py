@@ -13,6 +13,7 @@ from coda.passes.numbers import with_head_sizes
 from coda.runtime.inputs import random_inputs
 from coda.runtime.reference import evaluate
 from coda.target.blocks import lower_noting
+from coda.target.emit_heads import HeadEmitter
 from coda.target.lower import lower
 from tests.headmath import HostHeads, compile_heads
 from tests.programs import EXAMPLES
@@ -151,3 +152,24 @@ def test_generated_code_agrees_with_the_interpreter(name: str, optional: bool, c
 def test_pairs_that_are_none_say_why(text: str, why: str) -> None:
     with pytest.raises(CodaError, match=why):
         lower(program(text))
+
+
+@pytest.mark.parametrize(("name", "differ"), [("qkv_rope", ["output0"]), ("qk_norm", ["operand0", "output0"])])
+def test_q_and_k_share_their_code(name: str, differ: list[str]) -> None:
+    """It says by name where it reads and stores, so that neither is there twice."""
+    plan = lower(PROGRAMS[name])
+    _, _, (rotated, plain) = HeadEmitter(plan)._written
+    assert [s.name for s in rotated.segments] == ["Segment0", "Segment1"]
+    assert (rotated.members, plain.members) == (differ, [])
+
+
+@pytest.mark.parametrize("name", ["qkv_rope", "qkv_rope_interleaved", "partial"])
+def test_a_position_outside_the_table_gives_nan(name: str, compiled: dict[str, HostHeads]) -> None:
+    p = PROGRAMS[name]
+    sizes = {a.name: SIZES[a.name] for a in p.free_axes}
+    inputs = random_inputs(p, sizes, 1, "cpu")
+    inputs["pos"][1:3] = torch.tensor([SIZES["P"], -1])
+    q = compiled[name](inputs, sizes)["q"]
+    turned = q if name != "partial" else q[..., :32]  # the rest of a head is not rotated
+    assert turned[0, :, 1:3].isnan().all()
+    assert not turned[0, :, 3:].isnan().any() and not q[1].isnan().any()

@@ -6,7 +6,7 @@ namespace qkv_rope {
 
 struct Body {
   struct Uniform {};
-  struct Row { float r0; int32_t r1; int64_t r2; int64_t r3; };
+  struct Row { float r0; int32_t r1; float const* r2; float const* r3; };
   struct Columns {};  // staged for each head: Segment::stage
   CODA_FN static Uniform uniform(coda::Operand const* in, int rows, int columns) {
     Uniform u{};
@@ -16,38 +16,39 @@ struct Body {
     Row r{};
     r.r0 = coda::load_row<float>(in[0], m, rows);
     r.r1 = coda::load_row<int32_t>(in[2], m, rows);
-    r.r2 = coda::gathered_row(in[1], r.r1);
-    r.r3 = coda::gathered_row(in[3], r.r1);
+    r.r2 = coda::gathered_row<float>(in[1], r.r1);
+    r.r3 = coda::gathered_row<float>(in[3], r.r1);
     return r;
   }
   struct Segment0 {
+    struct Where { int output0; };
     struct Totals {};
     CODA_FN static Totals identity() { return {}; }
     struct Columns {};
-    CODA_FN static Columns columns(coda::Operand const* in, Uniform const& u, int g, int i) {
+    CODA_FN static Columns columns(Where const& w, coda::Operand const* in, Uniform const& u, int g, int i) {
       Columns c{};
       return c;
     }
     CODA_FN static void accumulate(Totals& t, coda::Operand const* in, Uniform const& u, Row const& r, Columns const& c, int m, int i, coda::Two<float> product0) {
     }
     struct Head {};
-    CODA_FN static Head head(coda::Operand const* in, Uniform const& u, Row const& r, Totals const& t, int g) {
+    CODA_FN static Head head(Where const& w, coda::Operand const* in, Uniform const& u, Row const& r, Totals const& t, int g) {
       Head h{};
       return h;
     }
     struct Block0 {
       struct Columns {};
       struct Result { uint32_t piece0; uint32_t piece1; };
-      CODA_FN static Columns columns(coda::Operand const* in, Uniform const& u, int g, int i) {
+      CODA_FN static Columns columns(Where const& w, coda::Operand const* in, Uniform const& u, int g, int i) {
         Columns c{};
         return c;
       }
       CODA_FN static Result element(coda::Operand const* in, Uniform const& u, Row const& r, Head const& h, Columns const& c, int m, int i, coda::Two<float> product0, coda::Two<float> product1) {
         coda::Two<float> const v0 = coda::spread(r.r0 * product0);
-        coda::Two<float> const v1 = coda::load_gathered<float>(in[1], r.r2, i + 0);
+        coda::Two<float> const v1 = coda::load_gathered(r.r2, i + 0);
         coda::Two<float> const v2 = coda::spread(v0 * v1);
         coda::Two<float> const v3 = coda::spread(r.r0 * product1);
-        coda::Two<float> const v4 = coda::load_gathered<float>(in[3], r.r3, i + 0);
+        coda::Two<float> const v4 = coda::load_gathered(r.r3, i + 0);
         coda::Two<float> const v5 = coda::spread(v3 * v4);
         coda::Two<float> const v6 = coda::spread(v2 - v5);
         uint32_t const w7 = coda::pack<coda::bf16>(coda::spread(v6));
@@ -61,20 +62,20 @@ struct Body {
       }
     };
     static constexpr int kSlotBytes = 0 + 64 * coda::size_of<Columns>() + 32 * coda::size_of<Block0::Columns>();
-    CUTLASS_DEVICE static void stage(char* slot, coda::Operand const* in, Uniform const& u, int g, int pair) {
+    CUTLASS_DEVICE static void stage(Where const& w, char* slot, coda::Operand const* in, Uniform const& u, int g, int pair) {
       if constexpr (coda::size_of<Columns>() > 0)
         if (pair < 64)
-        reinterpret_cast<Columns*>(slot + 0)[pair] = columns(in, u, g, 2 * pair);
+          reinterpret_cast<Columns*>(slot + 0)[pair] = columns(w, in, u, g, 2 * pair);
       if constexpr (coda::size_of<Block0::Columns>() > 0)
         if (pair < 32)
-        reinterpret_cast<Block0::Columns*>(slot + 0 + 64 * coda::size_of<Columns>())[pair] = Block0::columns(in, u, g, 2 * pair);
+          reinterpret_cast<Block0::Columns*>(slot + 0 + 64 * coda::size_of<Columns>())[pair] = Block0::columns(w, in, u, g, 2 * pair);
     }
     template <class Launch>
-    CUTLASS_DEVICE static void visit(coda::HeadView const& v, Launch const& p, Uniform const& u, Row const (&rows)[2],
-                                     char const* slot, int g, int row, int q) {
+    CUTLASS_DEVICE static void visit(Where const& w, coda::HeadView const& v, Launch const& p, Uniform const& u,
+                                     Row const (&rows)[2], char const* slot, int g, int row, int q) {
       Totals totals[2] = {identity(), identity()};
-      Head const heads[2] = {head(p.operands, u, rows[0], totals[0], g), head(p.operands, u, rows[1], totals[1], g)};
-      int64_t const rows0[2] = {coda::batched_row(p.outputs[0], row), coda::batched_row(p.outputs[0], row + 8)};
+      Head const heads[2] = {head(w, p.operands, u, rows[0], totals[0], g), head(w, p.operands, u, rows[1], totals[1], g)};
+      int64_t const rows0[2] = {coda::batched_row(p.outputs[w.output0], row), coda::batched_row(p.outputs[w.output0], row + 8)};
       coda::for_steps<64>([&](auto width, int first) {
         constexpr int kWidth = decltype(width)::value;
         uint32_t piece0[kWidth / 4];
@@ -89,104 +90,31 @@ struct Body {
             piece1[2 * j + rr] = result.piece1;
           }
         }
-        coda::store16<kWidth>(p.outputs[0], g, piece0, coda::StepPosition{row, first + 0, p.m, 128, q, {rows0[0], rows0[1]}});
-        coda::store16<kWidth>(p.outputs[0], g, piece1, coda::StepPosition{row, first + 64, p.m, 128, q, {rows0[0], rows0[1]}});
-      });
-    }
-  };
-  struct Segment1 {
-    struct Totals {};
-    CODA_FN static Totals identity() { return {}; }
-    struct Columns {};
-    CODA_FN static Columns columns(coda::Operand const* in, Uniform const& u, int g, int i) {
-      Columns c{};
-      return c;
-    }
-    CODA_FN static void accumulate(Totals& t, coda::Operand const* in, Uniform const& u, Row const& r, Columns const& c, int m, int i, coda::Two<float> product0) {
-    }
-    struct Head {};
-    CODA_FN static Head head(coda::Operand const* in, Uniform const& u, Row const& r, Totals const& t, int g) {
-      Head h{};
-      return h;
-    }
-    struct Block0 {
-      struct Columns {};
-      struct Result { uint32_t piece0; uint32_t piece1; };
-      CODA_FN static Columns columns(coda::Operand const* in, Uniform const& u, int g, int i) {
-        Columns c{};
-        return c;
-      }
-      CODA_FN static Result element(coda::Operand const* in, Uniform const& u, Row const& r, Head const& h, Columns const& c, int m, int i, coda::Two<float> product0, coda::Two<float> product1) {
-        coda::Two<float> const v0 = coda::spread(r.r0 * product0);
-        coda::Two<float> const v1 = coda::load_gathered<float>(in[1], r.r2, i + 0);
-        coda::Two<float> const v2 = coda::spread(v0 * v1);
-        coda::Two<float> const v3 = coda::spread(r.r0 * product1);
-        coda::Two<float> const v4 = coda::load_gathered<float>(in[3], r.r3, i + 0);
-        coda::Two<float> const v5 = coda::spread(v3 * v4);
-        coda::Two<float> const v6 = coda::spread(v2 - v5);
-        uint32_t const w7 = coda::pack<coda::bf16>(coda::spread(v6));
-        coda::Two<float> const v8 = coda::unpack<coda::bf16>(w7);
-        coda::Two<float> const v9 = coda::spread(v3 * v1);
-        coda::Two<float> const v10 = coda::spread(v0 * v4);
-        coda::Two<float> const v11 = coda::spread(v9 + v10);
-        uint32_t const w12 = coda::pack<coda::bf16>(coda::spread(v11));
-        coda::Two<float> const v13 = coda::unpack<coda::bf16>(w12);
-        return {w7, w12};
-      }
-    };
-    static constexpr int kSlotBytes = 0 + 64 * coda::size_of<Columns>() + 32 * coda::size_of<Block0::Columns>();
-    CUTLASS_DEVICE static void stage(char* slot, coda::Operand const* in, Uniform const& u, int g, int pair) {
-      if constexpr (coda::size_of<Columns>() > 0)
-        if (pair < 64)
-        reinterpret_cast<Columns*>(slot + 0)[pair] = columns(in, u, g, 2 * pair);
-      if constexpr (coda::size_of<Block0::Columns>() > 0)
-        if (pair < 32)
-        reinterpret_cast<Block0::Columns*>(slot + 0 + 64 * coda::size_of<Columns>())[pair] = Block0::columns(in, u, g, 2 * pair);
-    }
-    template <class Launch>
-    CUTLASS_DEVICE static void visit(coda::HeadView const& v, Launch const& p, Uniform const& u, Row const (&rows)[2],
-                                     char const* slot, int g, int row, int q) {
-      Totals totals[2] = {identity(), identity()};
-      Head const heads[2] = {head(p.operands, u, rows[0], totals[0], g), head(p.operands, u, rows[1], totals[1], g)};
-      int64_t const rows1[2] = {coda::batched_row(p.outputs[1], row), coda::batched_row(p.outputs[1], row + 8)};
-      coda::for_steps<64>([&](auto width, int first) {
-        constexpr int kWidth = decltype(width)::value;
-        uint32_t piece0[kWidth / 4];
-        uint32_t piece1[kWidth / 4];
-        CUTLASS_PRAGMA_UNROLL
-        for (int j = 0; j < kWidth / 8; ++j) {
-          auto const c = coda::staged<Block0::Columns>(slot + 0 + 64 * coda::size_of<Columns>(), first / 2 + 4 * j + q);
-          CUTLASS_PRAGMA_UNROLL
-          for (int rr = 0; rr < 2; ++rr) {
-            auto const result = Block0::element(p.operands, u, rows[rr], heads[rr], c, row + 8 * rr, first + 8 * j + 2 * q, v.pair(0 + first / 8 + j, rr), v.pair(8 + first / 8 + j, rr));
-            piece0[2 * j + rr] = result.piece0;
-            piece1[2 * j + rr] = result.piece1;
-          }
-        }
-        coda::store16<kWidth>(p.outputs[1], g, piece0, coda::StepPosition{row, first + 0, p.m, 128, q, {rows1[0], rows1[1]}});
-        coda::store16<kWidth>(p.outputs[1], g, piece1, coda::StepPosition{row, first + 64, p.m, 128, q, {rows1[0], rows1[1]}});
+        coda::store16<kWidth>(p.outputs[w.output0], g, piece0, coda::StepPosition{row, first + 0, p.m, 128, q, {rows0[0], rows0[1]}});
+        coda::store16<kWidth>(p.outputs[w.output0], g, piece1, coda::StepPosition{row, first + 64, p.m, 128, q, {rows0[0], rows0[1]}});
       });
     }
   };
   struct Segment2 {
+    struct Where {};
     struct Totals {};
     CODA_FN static Totals identity() { return {}; }
     struct Columns {};
-    CODA_FN static Columns columns(coda::Operand const* in, Uniform const& u, int g, int i) {
+    CODA_FN static Columns columns(Where const& w, coda::Operand const* in, Uniform const& u, int g, int i) {
       Columns c{};
       return c;
     }
     CODA_FN static void accumulate(Totals& t, coda::Operand const* in, Uniform const& u, Row const& r, Columns const& c, int m, int i, coda::Two<float> product0) {
     }
     struct Head {};
-    CODA_FN static Head head(coda::Operand const* in, Uniform const& u, Row const& r, Totals const& t, int g) {
+    CODA_FN static Head head(Where const& w, coda::Operand const* in, Uniform const& u, Row const& r, Totals const& t, int g) {
       Head h{};
       return h;
     }
     struct Block0 {
       struct Columns {};
       struct Result { uint32_t piece0; };
-      CODA_FN static Columns columns(coda::Operand const* in, Uniform const& u, int g, int i) {
+      CODA_FN static Columns columns(Where const& w, coda::Operand const* in, Uniform const& u, int g, int i) {
         Columns c{};
         return c;
       }
@@ -198,20 +126,20 @@ struct Body {
       }
     };
     static constexpr int kSlotBytes = 0 + 64 * coda::size_of<Columns>() + 64 * coda::size_of<Block0::Columns>();
-    CUTLASS_DEVICE static void stage(char* slot, coda::Operand const* in, Uniform const& u, int g, int pair) {
+    CUTLASS_DEVICE static void stage(Where const& w, char* slot, coda::Operand const* in, Uniform const& u, int g, int pair) {
       if constexpr (coda::size_of<Columns>() > 0)
         if (pair < 64)
-        reinterpret_cast<Columns*>(slot + 0)[pair] = columns(in, u, g, 2 * pair);
+          reinterpret_cast<Columns*>(slot + 0)[pair] = columns(w, in, u, g, 2 * pair);
       if constexpr (coda::size_of<Block0::Columns>() > 0)
         if (pair < 64)
-        reinterpret_cast<Block0::Columns*>(slot + 0 + 64 * coda::size_of<Columns>())[pair] = Block0::columns(in, u, g, 2 * pair);
+          reinterpret_cast<Block0::Columns*>(slot + 0 + 64 * coda::size_of<Columns>())[pair] = Block0::columns(w, in, u, g, 2 * pair);
     }
     template <class Launch>
-    CUTLASS_DEVICE static void visit(coda::HeadView const& v, Launch const& p, Uniform const& u, Row const (&rows)[2],
-                                     char const* slot, int g, int row, int q) {
+    CUTLASS_DEVICE static void visit(Where const& w, coda::HeadView const& v, Launch const& p, Uniform const& u,
+                                     Row const (&rows)[2], char const* slot, int g, int row, int q) {
       Totals totals[2] = {identity(), identity()};
-      Head const heads[2] = {head(p.operands, u, rows[0], totals[0], g), head(p.operands, u, rows[1], totals[1], g)};
-      int64_t const rows2[2] = {coda::batched_row(p.outputs[2], row), coda::batched_row(p.outputs[2], row + 8)};
+      Head const heads[2] = {head(w, p.operands, u, rows[0], totals[0], g), head(w, p.operands, u, rows[1], totals[1], g)};
+      int64_t const rows0[2] = {coda::batched_row(p.outputs[2], row), coda::batched_row(p.outputs[2], row + 8)};
       coda::for_steps<128>([&](auto width, int first) {
         constexpr int kWidth = decltype(width)::value;
         uint32_t piece0[kWidth / 4];
@@ -224,7 +152,7 @@ struct Body {
             piece0[2 * j + rr] = result.piece0;
           }
         }
-        coda::store16<kWidth>(p.outputs[2], g, piece0, coda::StepPosition{row, first + 0, p.m, 128, q, {rows2[0], rows2[1]}});
+        coda::store16<kWidth>(p.outputs[2], g, piece0, coda::StepPosition{row, first + 0, p.m, 128, q, {rows0[0], rows0[1]}});
       });
     }
   };
@@ -236,17 +164,18 @@ struct Visitor : Body {
   static constexpr coda::Major kMajorA = coda::Major::K, kMajorB = coda::Major::K;
   static constexpr bool kJoined = false;
   static constexpr int kLanes = 1, kBytesPerElement = 0;
-  static constexpr int kHead = 128, kSlotBytes = (coda::larger(coda::larger(coda::larger(0, Segment0::kSlotBytes), Segment1::kSlotBytes), Segment2::kSlotBytes) + 15) / 16 * 16;
+  static constexpr int kHead = 128, kSlotBytes = (coda::larger(coda::larger(0, Segment0::kSlotBytes), Segment2::kSlotBytes) + 15) / 16 * 16;
   using Streams = coda::Streams<>;
   CUTLASS_DEVICE static bool needs_tiles(Launch const&) { return false; }
-  // The segment of a head, and the head's number in it.
   template <class F> CUTLASS_DEVICE static void dispatch(int head, int heads, F const& f) {
-    if (head >= 0 && head < 32 && head < heads)
-      return f(Segment0{}, head - 0);
-    if (head >= 32 && head < 40 && head < heads)
-      return f(Segment1{}, head - 32);
-    if (head >= 40 && head < 48 && head < heads)
-      return f(Segment2{}, head - 40);
+    if (head < heads && ((head >= 0 && head < 32) || (head >= 32 && head < 40))) {
+      using Where = typename Body::Segment0::Where;
+      return f(typename Body::Segment0{}, head < 32 ? Where{0} : Where{1}, head - (head < 32 ? 0 : 32));
+    }
+    if (head < heads && ((head >= 40 && head < 48))) {
+      using Where = typename Body::Segment2::Where;
+      return f(typename Body::Segment2{}, Where{}, head - (40));
+    }
   }
 };
 

@@ -6,7 +6,7 @@ namespace qkv_weights {
 
 struct Body {
   struct Uniform { float u0; };
-  struct Row { float r0; int32_t r1; int64_t r2; int64_t r3; };
+  struct Row { float r0; int32_t r1; float const* r2; float const* r3; };
   struct Columns {};  // staged for each head: Segment::stage
   CODA_FN static Uniform uniform(coda::Operand const* in, int rows, int columns) {
     Uniform u{};
@@ -17,15 +17,16 @@ struct Body {
     Row r{};
     r.r0 = coda::load_row<float>(in[0], m, rows);
     r.r1 = coda::load_row<int32_t>(in[4], m, rows);
-    r.r2 = coda::gathered_row(in[3], r.r1);
-    r.r3 = coda::gathered_row(in[5], r.r1);
+    r.r2 = coda::gathered_row<float>(in[3], r.r1);
+    r.r3 = coda::gathered_row<float>(in[5], r.r1);
     return r;
   }
   struct Segment0 {
+    struct Where { int operand0; int output0; };
     struct Totals { float t0; };
     CODA_FN static Totals identity() { return {coda::Sum::identity()}; }
     struct Columns {};
-    CODA_FN static Columns columns(coda::Operand const* in, Uniform const& u, int g, int i) {
+    CODA_FN static Columns columns(Where const& w, coda::Operand const* in, Uniform const& u, int g, int i) {
       Columns c{};
       return c;
     }
@@ -36,7 +37,7 @@ struct Body {
       t.t0 = coda::Sum::combine(coda::Sum::combine(t.t0, s0.x), s0.y);
     }
     struct Head { float h0; float h1; };
-    CODA_FN static Head head(coda::Operand const* in, Uniform const& u, Row const& r, Totals const& t, int g) {
+    CODA_FN static Head head(Where const& w, coda::Operand const* in, Uniform const& u, Row const& r, Totals const& t, int g) {
       Head h{};
       h.h0 = (t.t0 / 128.0f) + u.u0;
       h.h1 = coda::rsqrt(h.h0);
@@ -45,22 +46,22 @@ struct Body {
     struct Block0 {
       struct Columns { coda::Two<float> c0; coda::Two<float> c1; };
       struct Result { uint32_t piece0; uint32_t piece1; };
-      CODA_FN static Columns columns(coda::Operand const* in, Uniform const& u, int g, int i) {
+      CODA_FN static Columns columns(Where const& w, coda::Operand const* in, Uniform const& u, int g, int i) {
         Columns c{};
-        c.c0 = coda::spread(coda::load_head_columns<float>(in[2], g + 0, i + 0));
-        c.c1 = coda::spread(coda::load_head_columns<float>(in[2], g + 0, i + 64));
+        c.c0 = coda::spread(coda::load_head_columns<float>(in[w.operand0], g + 0, i + 0));
+        c.c1 = coda::spread(coda::load_head_columns<float>(in[w.operand0], g + 0, i + 64));
         return c;
       }
       CODA_FN static Result element(coda::Operand const* in, Uniform const& u, Row const& r, Head const& h, Columns const& c, int m, int i, coda::Two<float> product0, coda::Two<float> product1) {
         coda::Two<float> const v0 = coda::spread(r.r0 * product0);
         coda::Two<float> const v1 = coda::spread(v0 * h.h1);
         coda::Two<float> const v2 = coda::spread(v1 * c.c0);
-        coda::Two<float> const v3 = coda::load_gathered<float>(in[3], r.r2, i + 0);
+        coda::Two<float> const v3 = coda::load_gathered(r.r2, i + 0);
         coda::Two<float> const v4 = coda::spread(v2 * v3);
         coda::Two<float> const v5 = coda::spread(r.r0 * product1);
         coda::Two<float> const v6 = coda::spread(v5 * h.h1);
         coda::Two<float> const v7 = coda::spread(v6 * c.c1);
-        coda::Two<float> const v8 = coda::load_gathered<float>(in[5], r.r3, i + 0);
+        coda::Two<float> const v8 = coda::load_gathered(r.r3, i + 0);
         coda::Two<float> const v9 = coda::spread(v7 * v8);
         coda::Two<float> const v10 = coda::spread(v4 - v9);
         uint32_t const w11 = coda::pack<coda::bf16>(coda::spread(v10));
@@ -74,17 +75,17 @@ struct Body {
       }
     };
     static constexpr int kSlotBytes = 0 + 64 * coda::size_of<Columns>() + 32 * coda::size_of<Block0::Columns>();
-    CUTLASS_DEVICE static void stage(char* slot, coda::Operand const* in, Uniform const& u, int g, int pair) {
+    CUTLASS_DEVICE static void stage(Where const& w, char* slot, coda::Operand const* in, Uniform const& u, int g, int pair) {
       if constexpr (coda::size_of<Columns>() > 0)
         if (pair < 64)
-        reinterpret_cast<Columns*>(slot + 0)[pair] = columns(in, u, g, 2 * pair);
+          reinterpret_cast<Columns*>(slot + 0)[pair] = columns(w, in, u, g, 2 * pair);
       if constexpr (coda::size_of<Block0::Columns>() > 0)
         if (pair < 32)
-        reinterpret_cast<Block0::Columns*>(slot + 0 + 64 * coda::size_of<Columns>())[pair] = Block0::columns(in, u, g, 2 * pair);
+          reinterpret_cast<Block0::Columns*>(slot + 0 + 64 * coda::size_of<Columns>())[pair] = Block0::columns(w, in, u, g, 2 * pair);
     }
     template <class Launch>
-    CUTLASS_DEVICE static void visit(coda::HeadView const& v, Launch const& p, Uniform const& u, Row const (&rows)[2],
-                                     char const* slot, int g, int row, int q) {
+    CUTLASS_DEVICE static void visit(Where const& w, coda::HeadView const& v, Launch const& p, Uniform const& u,
+                                     Row const (&rows)[2], char const* slot, int g, int row, int q) {
       Totals totals[2] = {identity(), identity()};
       CUTLASS_PRAGMA_UNROLL
       for (int j = 0; j < 16; ++j) {
@@ -97,8 +98,8 @@ struct Body {
       for (int rr = 0; rr < 2; ++rr) {
         totals[rr].t0 = coda::quad_combine<coda::Sum>(totals[rr].t0);
       }
-      Head const heads[2] = {head(p.operands, u, rows[0], totals[0], g), head(p.operands, u, rows[1], totals[1], g)};
-      int64_t const rows0[2] = {coda::batched_row(p.outputs[0], row), coda::batched_row(p.outputs[0], row + 8)};
+      Head const heads[2] = {head(w, p.operands, u, rows[0], totals[0], g), head(w, p.operands, u, rows[1], totals[1], g)};
+      int64_t const rows0[2] = {coda::batched_row(p.outputs[w.output0], row), coda::batched_row(p.outputs[w.output0], row + 8)};
       coda::for_steps<64>([&](auto width, int first) {
         constexpr int kWidth = decltype(width)::value;
         uint32_t piece0[kWidth / 4];
@@ -113,127 +114,31 @@ struct Body {
             piece1[2 * j + rr] = result.piece1;
           }
         }
-        coda::store16<kWidth>(p.outputs[0], g, piece0, coda::StepPosition{row, first + 0, p.m, 128, q, {rows0[0], rows0[1]}});
-        coda::store16<kWidth>(p.outputs[0], g, piece1, coda::StepPosition{row, first + 64, p.m, 128, q, {rows0[0], rows0[1]}});
-      });
-    }
-  };
-  struct Segment1 {
-    struct Totals { float t0; };
-    CODA_FN static Totals identity() { return {coda::Sum::identity()}; }
-    struct Columns {};
-    CODA_FN static Columns columns(coda::Operand const* in, Uniform const& u, int g, int i) {
-      Columns c{};
-      return c;
-    }
-    CODA_FN static void accumulate(Totals& t, coda::Operand const* in, Uniform const& u, Row const& r, Columns const& c, int m, int i, coda::Two<float> product0) {
-      coda::Two<float> const v0 = coda::spread(r.r0 * product0);
-      coda::Two<float> const v1 = coda::spread(v0 * v0);
-      coda::Two<float> const s0 = coda::spread(v1);
-      t.t0 = coda::Sum::combine(coda::Sum::combine(t.t0, s0.x), s0.y);
-    }
-    struct Head { float h0; float h1; };
-    CODA_FN static Head head(coda::Operand const* in, Uniform const& u, Row const& r, Totals const& t, int g) {
-      Head h{};
-      h.h0 = (t.t0 / 128.0f) + u.u0;
-      h.h1 = coda::rsqrt(h.h0);
-      return h;
-    }
-    struct Block0 {
-      struct Columns { coda::Two<float> c0; coda::Two<float> c1; };
-      struct Result { uint32_t piece0; uint32_t piece1; };
-      CODA_FN static Columns columns(coda::Operand const* in, Uniform const& u, int g, int i) {
-        Columns c{};
-        c.c0 = coda::spread(coda::load_head_columns<float>(in[6], g + 0, i + 0));
-        c.c1 = coda::spread(coda::load_head_columns<float>(in[6], g + 0, i + 64));
-        return c;
-      }
-      CODA_FN static Result element(coda::Operand const* in, Uniform const& u, Row const& r, Head const& h, Columns const& c, int m, int i, coda::Two<float> product0, coda::Two<float> product1) {
-        coda::Two<float> const v0 = coda::spread(r.r0 * product0);
-        coda::Two<float> const v1 = coda::spread(v0 * h.h1);
-        coda::Two<float> const v2 = coda::spread(v1 * c.c0);
-        coda::Two<float> const v3 = coda::load_gathered<float>(in[3], r.r2, i + 0);
-        coda::Two<float> const v4 = coda::spread(v2 * v3);
-        coda::Two<float> const v5 = coda::spread(r.r0 * product1);
-        coda::Two<float> const v6 = coda::spread(v5 * h.h1);
-        coda::Two<float> const v7 = coda::spread(v6 * c.c1);
-        coda::Two<float> const v8 = coda::load_gathered<float>(in[5], r.r3, i + 0);
-        coda::Two<float> const v9 = coda::spread(v7 * v8);
-        coda::Two<float> const v10 = coda::spread(v4 - v9);
-        uint32_t const w11 = coda::pack<coda::bf16>(coda::spread(v10));
-        coda::Two<float> const v12 = coda::unpack<coda::bf16>(w11);
-        coda::Two<float> const v13 = coda::spread(v7 * v3);
-        coda::Two<float> const v14 = coda::spread(v2 * v8);
-        coda::Two<float> const v15 = coda::spread(v13 + v14);
-        uint32_t const w16 = coda::pack<coda::bf16>(coda::spread(v15));
-        coda::Two<float> const v17 = coda::unpack<coda::bf16>(w16);
-        return {w11, w16};
-      }
-    };
-    static constexpr int kSlotBytes = 0 + 64 * coda::size_of<Columns>() + 32 * coda::size_of<Block0::Columns>();
-    CUTLASS_DEVICE static void stage(char* slot, coda::Operand const* in, Uniform const& u, int g, int pair) {
-      if constexpr (coda::size_of<Columns>() > 0)
-        if (pair < 64)
-        reinterpret_cast<Columns*>(slot + 0)[pair] = columns(in, u, g, 2 * pair);
-      if constexpr (coda::size_of<Block0::Columns>() > 0)
-        if (pair < 32)
-        reinterpret_cast<Block0::Columns*>(slot + 0 + 64 * coda::size_of<Columns>())[pair] = Block0::columns(in, u, g, 2 * pair);
-    }
-    template <class Launch>
-    CUTLASS_DEVICE static void visit(coda::HeadView const& v, Launch const& p, Uniform const& u, Row const (&rows)[2],
-                                     char const* slot, int g, int row, int q) {
-      Totals totals[2] = {identity(), identity()};
-      CUTLASS_PRAGMA_UNROLL
-      for (int j = 0; j < 16; ++j) {
-        Columns const c = coda::staged<Columns>(slot + 0, 4 * j + q);
-        CUTLASS_PRAGMA_UNROLL
-        for (int rr = 0; rr < 2; ++rr)
-          accumulate(totals[rr], p.operands, u, rows[rr], c, row + 8 * rr, 8 * j + 2 * q, v.pair(j, rr));
-      }
-      CUTLASS_PRAGMA_UNROLL
-      for (int rr = 0; rr < 2; ++rr) {
-        totals[rr].t0 = coda::quad_combine<coda::Sum>(totals[rr].t0);
-      }
-      Head const heads[2] = {head(p.operands, u, rows[0], totals[0], g), head(p.operands, u, rows[1], totals[1], g)};
-      int64_t const rows1[2] = {coda::batched_row(p.outputs[1], row), coda::batched_row(p.outputs[1], row + 8)};
-      coda::for_steps<64>([&](auto width, int first) {
-        constexpr int kWidth = decltype(width)::value;
-        uint32_t piece0[kWidth / 4];
-        uint32_t piece1[kWidth / 4];
-        CUTLASS_PRAGMA_UNROLL
-        for (int j = 0; j < kWidth / 8; ++j) {
-          auto const c = coda::staged<Block0::Columns>(slot + 0 + 64 * coda::size_of<Columns>(), first / 2 + 4 * j + q);
-          CUTLASS_PRAGMA_UNROLL
-          for (int rr = 0; rr < 2; ++rr) {
-            auto const result = Block0::element(p.operands, u, rows[rr], heads[rr], c, row + 8 * rr, first + 8 * j + 2 * q, v.pair(0 + first / 8 + j, rr), v.pair(8 + first / 8 + j, rr));
-            piece0[2 * j + rr] = result.piece0;
-            piece1[2 * j + rr] = result.piece1;
-          }
-        }
-        coda::store16<kWidth>(p.outputs[1], g, piece0, coda::StepPosition{row, first + 0, p.m, 128, q, {rows1[0], rows1[1]}});
-        coda::store16<kWidth>(p.outputs[1], g, piece1, coda::StepPosition{row, first + 64, p.m, 128, q, {rows1[0], rows1[1]}});
+        coda::store16<kWidth>(p.outputs[w.output0], g, piece0, coda::StepPosition{row, first + 0, p.m, 128, q, {rows0[0], rows0[1]}});
+        coda::store16<kWidth>(p.outputs[w.output0], g, piece1, coda::StepPosition{row, first + 64, p.m, 128, q, {rows0[0], rows0[1]}});
       });
     }
   };
   struct Segment2 {
+    struct Where {};
     struct Totals {};
     CODA_FN static Totals identity() { return {}; }
     struct Columns {};
-    CODA_FN static Columns columns(coda::Operand const* in, Uniform const& u, int g, int i) {
+    CODA_FN static Columns columns(Where const& w, coda::Operand const* in, Uniform const& u, int g, int i) {
       Columns c{};
       return c;
     }
     CODA_FN static void accumulate(Totals& t, coda::Operand const* in, Uniform const& u, Row const& r, Columns const& c, int m, int i, coda::Two<float> product0) {
     }
     struct Head {};
-    CODA_FN static Head head(coda::Operand const* in, Uniform const& u, Row const& r, Totals const& t, int g) {
+    CODA_FN static Head head(Where const& w, coda::Operand const* in, Uniform const& u, Row const& r, Totals const& t, int g) {
       Head h{};
       return h;
     }
     struct Block0 {
       struct Columns {};
       struct Result { uint32_t piece0; };
-      CODA_FN static Columns columns(coda::Operand const* in, Uniform const& u, int g, int i) {
+      CODA_FN static Columns columns(Where const& w, coda::Operand const* in, Uniform const& u, int g, int i) {
         Columns c{};
         return c;
       }
@@ -245,20 +150,20 @@ struct Body {
       }
     };
     static constexpr int kSlotBytes = 0 + 64 * coda::size_of<Columns>() + 64 * coda::size_of<Block0::Columns>();
-    CUTLASS_DEVICE static void stage(char* slot, coda::Operand const* in, Uniform const& u, int g, int pair) {
+    CUTLASS_DEVICE static void stage(Where const& w, char* slot, coda::Operand const* in, Uniform const& u, int g, int pair) {
       if constexpr (coda::size_of<Columns>() > 0)
         if (pair < 64)
-        reinterpret_cast<Columns*>(slot + 0)[pair] = columns(in, u, g, 2 * pair);
+          reinterpret_cast<Columns*>(slot + 0)[pair] = columns(w, in, u, g, 2 * pair);
       if constexpr (coda::size_of<Block0::Columns>() > 0)
         if (pair < 64)
-        reinterpret_cast<Block0::Columns*>(slot + 0 + 64 * coda::size_of<Columns>())[pair] = Block0::columns(in, u, g, 2 * pair);
+          reinterpret_cast<Block0::Columns*>(slot + 0 + 64 * coda::size_of<Columns>())[pair] = Block0::columns(w, in, u, g, 2 * pair);
     }
     template <class Launch>
-    CUTLASS_DEVICE static void visit(coda::HeadView const& v, Launch const& p, Uniform const& u, Row const (&rows)[2],
-                                     char const* slot, int g, int row, int q) {
+    CUTLASS_DEVICE static void visit(Where const& w, coda::HeadView const& v, Launch const& p, Uniform const& u,
+                                     Row const (&rows)[2], char const* slot, int g, int row, int q) {
       Totals totals[2] = {identity(), identity()};
-      Head const heads[2] = {head(p.operands, u, rows[0], totals[0], g), head(p.operands, u, rows[1], totals[1], g)};
-      int64_t const rows2[2] = {coda::batched_row(p.outputs[2], row), coda::batched_row(p.outputs[2], row + 8)};
+      Head const heads[2] = {head(w, p.operands, u, rows[0], totals[0], g), head(w, p.operands, u, rows[1], totals[1], g)};
+      int64_t const rows0[2] = {coda::batched_row(p.outputs[2], row), coda::batched_row(p.outputs[2], row + 8)};
       coda::for_steps<128>([&](auto width, int first) {
         constexpr int kWidth = decltype(width)::value;
         uint32_t piece0[kWidth / 4];
@@ -271,7 +176,7 @@ struct Body {
             piece0[2 * j + rr] = result.piece0;
           }
         }
-        coda::store16<kWidth>(p.outputs[2], g, piece0, coda::StepPosition{row, first + 0, p.m, 128, q, {rows2[0], rows2[1]}});
+        coda::store16<kWidth>(p.outputs[2], g, piece0, coda::StepPosition{row, first + 0, p.m, 128, q, {rows0[0], rows0[1]}});
       });
     }
   };
@@ -284,17 +189,18 @@ struct Visitor : Body {
   static constexpr bool kJoined = true;
   CUTLASS_DEVICE static constexpr int first_column(int term) { return term == 1 ? 4096 : term == 2 ? 5120 : 0; }
   static constexpr int kLanes = 1, kBytesPerElement = 0;
-  static constexpr int kHead = 128, kSlotBytes = (coda::larger(coda::larger(coda::larger(0, Segment0::kSlotBytes), Segment1::kSlotBytes), Segment2::kSlotBytes) + 15) / 16 * 16;
+  static constexpr int kHead = 128, kSlotBytes = (coda::larger(coda::larger(0, Segment0::kSlotBytes), Segment2::kSlotBytes) + 15) / 16 * 16;
   using Streams = coda::Streams<>;
   CUTLASS_DEVICE static bool needs_tiles(Launch const&) { return false; }
-  // The segment of a head, and the head's number in it.
   template <class F> CUTLASS_DEVICE static void dispatch(int head, int heads, F const& f) {
-    if (head >= 0 && head < 32 && head < heads)
-      return f(Segment0{}, head - 0);
-    if (head >= 32 && head < 40 && head < heads)
-      return f(Segment1{}, head - 32);
-    if (head >= 40 && head < 48 && head < heads)
-      return f(Segment2{}, head - 40);
+    if (head < heads && ((head >= 0 && head < 32) || (head >= 32 && head < 40))) {
+      using Where = typename Body::Segment0::Where;
+      return f(typename Body::Segment0{}, head < 32 ? Where{2, 0} : Where{6, 1}, head - (head < 32 ? 0 : 32));
+    }
+    if (head < heads && ((head >= 40 && head < 48))) {
+      using Where = typename Body::Segment2::Where;
+      return f(typename Body::Segment2{}, Where{}, head - (40));
+    }
   }
 };
 

@@ -17,10 +17,11 @@ struct Body {
     return r;
   }
   struct Segment0 {
+    struct Where {};
     struct Totals { float t0; };
     CODA_FN static Totals identity() { return {coda::Max::identity()}; }
     struct Columns {};
-    CODA_FN static Columns columns(coda::Operand const* in, Uniform const& u, int g, int i) {
+    CODA_FN static Columns columns(Where const& w, coda::Operand const* in, Uniform const& u, int g, int i) {
       Columns c{};
       return c;
     }
@@ -30,7 +31,7 @@ struct Body {
       t.t0 = coda::Max::combine(coda::Max::combine(t.t0, s0.x), s0.y);
     }
     struct Head { bool h0; float h1; float h2; };
-    CODA_FN static Head head(coda::Operand const* in, Uniform const& u, Row const& r, Totals const& t, int g) {
+    CODA_FN static Head head(Where const& w, coda::Operand const* in, Uniform const& u, Row const& r, Totals const& t, int g) {
       Head h{};
       h.h0 = t.t0 == 0.0f;
       h.h1 = coda::div(t.t0, 448.0f);
@@ -40,7 +41,7 @@ struct Body {
     struct Block0 {
       struct Columns {};
       struct Result { uint32_t piece0; };
-      CODA_FN static Columns columns(coda::Operand const* in, Uniform const& u, int g, int i) {
+      CODA_FN static Columns columns(Where const& w, coda::Operand const* in, Uniform const& u, int g, int i) {
         Columns c{};
         return c;
       }
@@ -52,17 +53,17 @@ struct Body {
       }
     };
     static constexpr int kSlotBytes = 0 + 64 * coda::size_of<Columns>() + 64 * coda::size_of<Block0::Columns>();
-    CUTLASS_DEVICE static void stage(char* slot, coda::Operand const* in, Uniform const& u, int g, int pair) {
+    CUTLASS_DEVICE static void stage(Where const& w, char* slot, coda::Operand const* in, Uniform const& u, int g, int pair) {
       if constexpr (coda::size_of<Columns>() > 0)
         if (pair < 64)
-        reinterpret_cast<Columns*>(slot + 0)[pair] = columns(in, u, g, 2 * pair);
+          reinterpret_cast<Columns*>(slot + 0)[pair] = columns(w, in, u, g, 2 * pair);
       if constexpr (coda::size_of<Block0::Columns>() > 0)
         if (pair < 64)
-        reinterpret_cast<Block0::Columns*>(slot + 0 + 64 * coda::size_of<Columns>())[pair] = Block0::columns(in, u, g, 2 * pair);
+          reinterpret_cast<Block0::Columns*>(slot + 0 + 64 * coda::size_of<Columns>())[pair] = Block0::columns(w, in, u, g, 2 * pair);
     }
     template <class Launch>
-    CUTLASS_DEVICE static void visit(coda::HeadView const& v, Launch const& p, Uniform const& u, Row const (&rows)[2],
-                                     char const* slot, int g, int row, int q) {
+    CUTLASS_DEVICE static void visit(Where const& w, coda::HeadView const& v, Launch const& p, Uniform const& u,
+                                     Row const (&rows)[2], char const* slot, int g, int row, int q) {
       Totals totals[2] = {identity(), identity()};
       CUTLASS_PRAGMA_UNROLL
       for (int j = 0; j < 16; ++j) {
@@ -75,7 +76,7 @@ struct Body {
       for (int rr = 0; rr < 2; ++rr) {
         totals[rr].t0 = coda::quad_combine<coda::Max>(totals[rr].t0);
       }
-      Head const heads[2] = {head(p.operands, u, rows[0], totals[0], g), head(p.operands, u, rows[1], totals[1], g)};
+      Head const heads[2] = {head(w, p.operands, u, rows[0], totals[0], g), head(w, p.operands, u, rows[1], totals[1], g)};
       CUTLASS_PRAGMA_UNROLL
       for (int rr = 0; rr < 2; ++rr) {
         Head const& h = heads[rr];
@@ -111,10 +112,11 @@ struct Visitor : Body {
   static constexpr int kHead = 128, kSlotBytes = (coda::larger(0, Segment0::kSlotBytes) + 15) / 16 * 16;
   using Streams = coda::Streams<>;
   CUTLASS_DEVICE static bool needs_tiles(Launch const&) { return false; }
-  // The segment of a head, and the head's number in it.
   template <class F> CUTLASS_DEVICE static void dispatch(int head, int heads, F const& f) {
-    if (head >= 0 && head < heads && head < heads)
-      return f(Segment0{}, head - 0);
+    if (head < heads && ((head >= 0 && head < heads))) {
+      using Where = typename Body::Segment0::Where;
+      return f(typename Body::Segment0{}, Where{}, head - (0));
+    }
   }
 };
 

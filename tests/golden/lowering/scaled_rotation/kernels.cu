@@ -6,7 +6,7 @@ namespace scaled_rotation {
 
 struct Body {
   struct Uniform {};
-  struct Row { float r0; int32_t r1; int64_t r2; int64_t r3; };
+  struct Row { float r0; int32_t r1; float const* r2; float const* r3; };
   struct Columns {};  // staged for each head: Segment::stage
   CODA_FN static Uniform uniform(coda::Operand const* in, int rows, int columns) {
     Uniform u{};
@@ -16,36 +16,37 @@ struct Body {
     Row r{};
     r.r0 = coda::load_row<float>(in[0], m, rows);
     r.r1 = coda::load_row<int32_t>(in[2], m, rows);
-    r.r2 = coda::gathered_row(in[1], r.r1);
-    r.r3 = coda::gathered_row(in[3], r.r1);
+    r.r2 = coda::gathered_row<float>(in[1], r.r1);
+    r.r3 = coda::gathered_row<float>(in[3], r.r1);
     return r;
   }
   struct Segment0 {
+    struct Where {};
     struct Totals {};
     CODA_FN static Totals identity() { return {}; }
     struct Columns {};
-    CODA_FN static Columns columns(coda::Operand const* in, Uniform const& u, int g, int i) {
+    CODA_FN static Columns columns(Where const& w, coda::Operand const* in, Uniform const& u, int g, int i) {
       Columns c{};
       return c;
     }
     CODA_FN static void accumulate(Totals& t, coda::Operand const* in, Uniform const& u, Row const& r, Columns const& c, int m, int i, coda::Two<float> product0) {
     }
     struct Head {};
-    CODA_FN static Head head(coda::Operand const* in, Uniform const& u, Row const& r, Totals const& t, int g) {
+    CODA_FN static Head head(Where const& w, coda::Operand const* in, Uniform const& u, Row const& r, Totals const& t, int g) {
       Head h{};
       return h;
     }
     struct Block0 {
       struct Columns {};
       struct Result { uint32_t piece0; uint32_t piece1; };
-      CODA_FN static Columns columns(coda::Operand const* in, Uniform const& u, int g, int i) {
+      CODA_FN static Columns columns(Where const& w, coda::Operand const* in, Uniform const& u, int g, int i) {
         Columns c{};
         return c;
       }
       CODA_FN static Result element(coda::Operand const* in, Uniform const& u, Row const& r, Head const& h, Columns const& c, int m, int i, coda::Two<float> product0, coda::Two<float> product1) {
-        coda::Two<float> const v0 = coda::load_gathered<float>(in[1], r.r2, i + 0);
+        coda::Two<float> const v0 = coda::load_gathered(r.r2, i + 0);
         coda::Two<float> const v1 = coda::spread(product0 * v0);
-        coda::Two<float> const v2 = coda::load_gathered<float>(in[3], r.r3, i + 0);
+        coda::Two<float> const v2 = coda::load_gathered(r.r3, i + 0);
         coda::Two<float> const v3 = coda::spread(product1 * v2);
         coda::Two<float> const v4 = coda::spread(v1 - v3);
         coda::Two<float> const v5 = coda::spread(r.r0 * v4);
@@ -61,19 +62,19 @@ struct Body {
       }
     };
     static constexpr int kSlotBytes = 0 + 32 * coda::size_of<Columns>() + 16 * coda::size_of<Block0::Columns>();
-    CUTLASS_DEVICE static void stage(char* slot, coda::Operand const* in, Uniform const& u, int g, int pair) {
+    CUTLASS_DEVICE static void stage(Where const& w, char* slot, coda::Operand const* in, Uniform const& u, int g, int pair) {
       if constexpr (coda::size_of<Columns>() > 0)
         if (pair < 32)
-        reinterpret_cast<Columns*>(slot + 0)[pair] = columns(in, u, g, 2 * pair);
+          reinterpret_cast<Columns*>(slot + 0)[pair] = columns(w, in, u, g, 2 * pair);
       if constexpr (coda::size_of<Block0::Columns>() > 0)
         if (pair < 16)
-        reinterpret_cast<Block0::Columns*>(slot + 0 + 32 * coda::size_of<Columns>())[pair] = Block0::columns(in, u, g, 2 * pair);
+          reinterpret_cast<Block0::Columns*>(slot + 0 + 32 * coda::size_of<Columns>())[pair] = Block0::columns(w, in, u, g, 2 * pair);
     }
     template <class Launch>
-    CUTLASS_DEVICE static void visit(coda::HeadView const& v, Launch const& p, Uniform const& u, Row const (&rows)[2],
-                                     char const* slot, int g, int row, int q) {
+    CUTLASS_DEVICE static void visit(Where const& w, coda::HeadView const& v, Launch const& p, Uniform const& u,
+                                     Row const (&rows)[2], char const* slot, int g, int row, int q) {
       Totals totals[2] = {identity(), identity()};
-      Head const heads[2] = {head(p.operands, u, rows[0], totals[0], g), head(p.operands, u, rows[1], totals[1], g)};
+      Head const heads[2] = {head(w, p.operands, u, rows[0], totals[0], g), head(w, p.operands, u, rows[1], totals[1], g)};
       int64_t const rows0[2] = {coda::batched_row(p.outputs[0], row), coda::batched_row(p.outputs[0], row + 8)};
       coda::for_steps<32>([&](auto width, int first) {
         constexpr int kWidth = decltype(width)::value;
@@ -105,10 +106,11 @@ struct Visitor : Body {
   static constexpr int kHead = 64, kSlotBytes = (coda::larger(0, Segment0::kSlotBytes) + 15) / 16 * 16;
   using Streams = coda::Streams<>;
   CUTLASS_DEVICE static bool needs_tiles(Launch const&) { return false; }
-  // The segment of a head, and the head's number in it.
   template <class F> CUTLASS_DEVICE static void dispatch(int head, int heads, F const& f) {
-    if (head >= 0 && head < heads && head < heads)
-      return f(Segment0{}, head - 0);
+    if (head < heads && ((head >= 0 && head < heads))) {
+      using Where = typename Body::Segment0::Where;
+      return f(typename Body::Segment0{}, Where{}, head - (0));
+    }
   }
 };
 
