@@ -127,7 +127,8 @@ class _Cutter:
                 if node.op not in ("dot", "reduce_sum"):
                     what = node.op.removeprefix("reduce_")
                     raise self.refusal(f"'{what}' over '{self.axis}' takes all of it at once", node)
-                self.sums[node] = self.fresh(f"{self.called.get(node, 'acc')}_sum")
+                result = next(o.name for o in self.program.outputs if node in topological([o.value]))
+                self.sums[node] = self.fresh(f"{self.called.get(node, result)}_sum")
                 after.add(node)
         return after
 

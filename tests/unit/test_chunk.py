@@ -138,13 +138,13 @@ def test_the_body_reads_as_a_program() -> None:
     assert print_program(cut.body) == (
         "program ce_backward_chunk(x: bf16[M, D], w_chunk: bf16[V_chunk, D], label: i64[M], lse: f32[M], "
         "d_nll: f32[M],\n"
-        "                          shared: f32[M], V_start: i64, inout acc_sum: f32[M, D]) {\n"
+        "                          shared: f32[M], V_start: i64, inout d_x_sum: f32[M, D]) {\n"
         "    z = x @ w_chunk.T\n"
         "    t1 = where(label - V_start == index(V_chunk), shared, 0.0) + d_nll * exp(z - lse)\n"
         "    d_z = cast(t1, bf16)\n"
         "    acc1 = d_z @ w_chunk\n"
         "    acc2 = d_z.T @ x\n"
-        "    acc_sum += acc1\n"
+        "    d_x_sum += acc1\n"
         "    return d_w_chunk = cast(acc2, bf16): bf16[V_chunk, D]\n"
         "}\n"
     )
