@@ -57,7 +57,10 @@ class _Finder:
         self.nodes = list(graph.nodes)
         self.position = {n: i for i, n in enumerate(self.nodes)}
         self.aliases, self.weights = Aliases(graph), weights(graph)
-        self.taken = {n for n in self.nodes if n not in barriers and self.is_taken(n)}
+        taken = {n for n in self.nodes if n not in barriers and self.is_taken(n)}
+        several = {n for n in self.nodes if isinstance(n.meta.get("val"), (list, tuple))}
+        torn = {n for n in several if n not in taken or not taken.issuperset(n.users)}
+        self.taken = taken - torn - {u for n in torn for u in n.users}  # what has several results, with all or none
         self.level: dict[fx.Node, int] = {}
         self.behind: dict[fx.Node, bool] = {}  # whether there is a product before a node, at its level
         for node in self.nodes:

@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch import nn
 
+from coda.pytorch.graph import capture
+from coda.pytorch.regions import find_regions
 from tests.pytorch.handwritten import Titan
 from tests.pytorch.models import agrees, compiled, gradients_agree, inputs, step, tiny
 
@@ -119,6 +121,41 @@ def test_functions_without_a_module(turned, reports):
 
 
 # What is refused, and how.
+
+
+def test_one_of_several_results_is_no_operand():
+    """A split of which one part goes to something that is not translated."""
+    linear = nn.Linear(32, 48)
+
+    def call(x):
+        a, b, c = nn.functional.gelu(linear(x)).split(16, -1)
+        return torch.relu(a) * b, c.sin()
+
+    with torch.no_grad():
+        x = torch.randn(4, 5, 32)
+        for got, want in zip(compiled(call)(x), call(x), strict=True):
+            torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("blamed", ["getitem", "split"])
+def test_regions_without_part_of_a_split(blamed):
+    """A barrier at one of several results: the operation and the others stay outside with it."""
+    linear = nn.Linear(32, 48)
+    found = []
+
+    def backend(gm, examples):
+        gm = capture(gm)
+        barriers = [n for n in gm.graph.nodes if blamed in str(n.target)][:1]
+        found.extend(find_regions(gm.graph, barriers))
+        return gm
+
+    def call(x):
+        a, b, c = nn.functional.gelu(linear(x)).split(16, -1)
+        return torch.relu(a) * b + c
+
+    torch.compile(call, backend=backend)(torch.randn(4, 5, 32))
+    (region,) = found
+    assert all(isinstance(n.meta["val"], torch.Tensor) for n in region.nodes)
 
 
 def test_f9_unknown_options_are_errors():
