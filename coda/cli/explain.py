@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from coda import cost as costs
 from coda.cli.common import add_json, add_request, print_json, write_text
+from coda.cli.measured import measure
+from coda.cli.progress import progress
 from coda.cli.proofs import proofs
 from coda.cli.report import Report, Side
 from coda.cli.request import Request, from_args
@@ -30,6 +33,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--backward", action="store_true", help="explain the derived backward, too")
     parser.add_argument("--wrt", metavar="NAMES", help="parameters that want gradients (default: all that can)")
     parser.add_argument("--prove", action="store_true", help="prove every rewrite; exit code 1 where a proof fails")
+    parser.add_argument("--measure", action="store_true", help="time each kernel on this GPU, beside its floor")
     parser.add_argument("--svg", type=Path, metavar="OUT.svg", help="draw it: kernels as boxes, tensors as arrows")
     parser.add_argument(
         "--model", action="store_true",
@@ -45,6 +49,12 @@ def run(args: argparse.Namespace) -> int:
     request, wrt = from_args(args), args.wrt.split(",") if args.wrt else None
     backward, wrt = args.backward or request.backward, wrt or request.wrt
     report = explain(request, args.gpu, backward, wrt)
+    if args.measure:
+        with progress(f"measuring {request.program.name}"):
+            times: dict[str, float] = {}
+            for side in report.sides:
+                times |= measure(side.lowered, side.sizes, side.tiles)
+        report = replace(report, measured=times)
     found = tuple(proofs(request.program, backward, wrt, report.lowered)) if args.prove else ()
     if args.svg is not None:
         write_text(args.svg, svg([report]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from coda.cli import planview, rowview
@@ -106,6 +106,10 @@ class Side:
         """The sum of the floors of the launches, which run one after the other."""
         return _total([launch.seconds(self.sizes, gpu) for launch in self.launches])
 
+    def whole(self, measured: Mapping[str, float]) -> float | None:
+        """The milliseconds of all kernels together."""
+        return _total([measured.get(x.schedule.program.name) for x in self.lowered]) if self.lowered else None
+
     def plan(self, step: Kernel) -> dict[str, Any]:
         if isinstance(step, RowPlan):
             return rowview.document(step)
@@ -121,14 +125,17 @@ class Side:
         reason = self.reason.diagnostics[0].message if self.reason else None
         return [_operation(n, self.program, None, reason) for n in self.program.nodes() if n.op not in FREE]
 
-    def document(self, gpu: Gpu) -> dict[str, Any]:
-        """The side as JSON. Numbers are None where a size is not known."""
+    def document(self, gpu: Gpu, measured: Mapping[str, float]) -> dict[str, Any]:
+        """The side as JSON. Numbers are None where a size is not known. ``measured``: milliseconds, where there are."""
         numbers, moved, seconds = self.formulas.at(self.sizes), self.moved(), self.seconds(gpu)
         plans = {step.name: self.plan(step) for step in self.steps}
         unfused = known(self.formulas.one_by_one, self.sizes)
         return {
             "kernel": next(iter(plans.values())) if len(plans) == 1 else None,
-            "kernels": [x.document(self.sizes, gpu) | {"plan": plans.get(x.name)} for x in self.launches],
+            "kernels": [
+                x.document(self.sizes, gpu) | {"measured_ms": measured.get(x.name), "plan": plans.get(x.name)}
+                for x in self.launches
+            ],
             "launches": self.count().total(),
             "between": {t.name: f"{t.dtype}[{', '.join(t.axes)}]" for t in self.temporaries},
             "totals": {
@@ -137,6 +144,7 @@ class Side:
                 "bytes_fused": moved if self.launches else None,
                 "bytes_unfused": unfused,
                 "floor_ms": _milliseconds(seconds) if self.launches else None,
+                "measured_ms": self.whole(measured),
             },
             "operations": self.operations(),
             "refusal": self.refusal,
@@ -151,7 +159,7 @@ class Side:
     def temporaries(self) -> tuple[Any, ...]:
         return tuple(t for lowered in self.lowered for t in lowered.schedule.temporaries)
 
-    def text(self, gpu: Gpu) -> list[str]:
+    def text(self, gpu: Gpu, measured: Mapping[str, float]) -> list[str]:
         lines = []
         for step in self.steps:
             lines += [f"  {step.name}"] if len(self.steps) > 1 else []
@@ -160,7 +168,7 @@ class Side:
         lines += [f"  not fused by coda.compile: {self.declined}"] if self.declined else []
         lines += ["not lowered:", str(self.reason)] if self.reason is not None else []
         lines += self._elsewhere()
-        costs = self._costs(gpu) if self.formulas.at(self.sizes).is_number else self._formulas()
+        costs = self._costs(gpu, measured) if self.formulas.at(self.sizes).is_number else self._formulas()
         return [*lines, "", *costs]
 
     def _elsewhere(self) -> list[str]:
@@ -170,25 +178,25 @@ class Side:
         return [line for x in self.launches if x.reason for line in
                 (f"  {x.name} is a kernel of its own: {x.reason}", *(f"    {s}" for s in x.statements))]  # fmt: skip
 
-    def _costs(self, gpu: Gpu) -> list[str]:
+    def _costs(self, gpu: Gpu, measured: Mapping[str, float]) -> list[str]:
         numbers, moved, seconds = self.formulas.at(self.sizes), self.moved(), self.seconds(gpu)
         several = len(self.launches) > 1
-        rows = [self._row(x, gpu) for x in self.launches] if several else []
+        rows: list[tuple[str, ...]] = [("", "GFLOP", "bytes moved", f"floor on {gpu.name}", "measured here")]
+        for x in self.launches if several else ():
+            flops, bytes_ = (known(f, self.sizes) or 0 for f in (x.flops, x.bytes))
+            rows.append(_row(x.name, flops, bytes_, x.seconds(self.sizes, gpu) or 0.0, measured.get(x.name)))
         if self.launches and moved is not None and seconds is not None:
-            rows.append(_row("all of them" if several else WAYS["fused"], numbers.flops, moved, seconds))
+            title = "all of them" if several else WAYS["fused"]
+            rows.append(_row(title, numbers.flops, moved, seconds, self.whole(measured)))
         products = sum(n.op == "dot" for n in self.program.nodes())
         for way in ("two_kernels", "one_by_one") if products == 1 and len(self.steps) < 2 else ("one_by_one",):
             rows.append(_row(WAYS[way], 0, float(getattr(numbers, way)), numbers.seconds(way, gpu)))
-        rows.insert(0, ("", "GFLOP", "bytes moved", f"floor on {gpu.name}"))
+        shown = [i for i in range(5) if (several or i != 1) and (measured or i != 4)]
         rates = f"{gpu.bf16_flops / 1e12:.0f} TFLOP/s and {gpu.bytes_per_second / 1e12:.2f} TB/s"
         kinds = ", ".join(f"{count} {kind}" for kind, count in self.count().items())
-        text = table(rows if several else [(name, *rest) for name, _, *rest in rows])
+        text = table([tuple(row[i] for i in shown) for row in rows])
         footer = f"  {float(numbers.flops) / 1e9:.1f} GFLOP; floors at {rates}, as measured"
         return [text, *([f"  launches: {kinds}"] if several else []), footer]
-
-    def _row(self, launch: Launch, gpu: Gpu) -> tuple[str, ...]:
-        flops, moved = (known(x, self.sizes) or 0 for x in (launch.flops, launch.bytes))
-        return _row(launch.name, flops, moved, launch.seconds(self.sizes, gpu) or 0.0)
 
     def _formulas(self) -> list[str]:
         rows = [("operations", str(self.formulas.flops))]
@@ -210,13 +218,14 @@ class Report:
     gpu: Gpu
     sides: tuple[Side, ...]
     notes: tuple[Note, ...]
+    measured: Mapping[str, float] = field(default_factory=dict)  # milliseconds of kernels, and of programs
 
     @property
     def lowered(self) -> list[Lowered]:
         return [lowered for side in self.sides for lowered in side.lowered]
 
     def document(self) -> dict[str, Any]:
-        forward, *backward = (side.document(self.gpu) for side in self.sides)
+        forward, *backward = (side.document(self.gpu, self.measured) for side in self.sides)
         notes = [{"rule": n.rule, "sentence": n.sentence, "label": str(n.label) if n.label else None,
                   "line": n.span.line if n.span else None} for n in self.notes]  # fmt: skip
         document = {"program": self.name, "dims": dict(self.dims), "gpu": self.gpu.name, **forward, "rewrites": notes}
@@ -224,9 +233,9 @@ class Report:
 
     def text(self) -> str:
         sizes = ", ".join(f"{name}={size}" for name, size in self.dims.items())
-        lines = [self.name + (f" at {sizes}" if sizes else ""), *self.sides[0].text(self.gpu)]
+        lines = [self.name + (f" at {sizes}" if sizes else ""), *self.sides[0].text(self.gpu, self.measured)]
         for side in self.sides[1:]:
-            lines += ["", side.program.name, *side.text(self.gpu)]
+            lines += ["", side.program.name, *side.text(self.gpu, self.measured)]
         lines += ["", "rewrites", *(f"  {note}" for note in dict.fromkeys(map(str, self.notes)))] if self.notes else []
         return "\n".join(lines)
 
@@ -252,5 +261,6 @@ def _milliseconds(seconds: float | None) -> float | None:
     return None if seconds is None else 1e3 * seconds
 
 
-def _row(title: str, flops: float, moved: float, seconds: float) -> tuple[str, ...]:
-    return title, f"{float(flops) / 1e9:.1f}" if flops else "", human_bytes(moved), f"{1e3 * seconds:.3f} ms"
+def _row(title: str, flops: float, moved: float, seconds: float, measured: float | None = None) -> tuple[str, ...]:
+    numbers = f"{float(flops) / 1e9:.1f}" if flops else "", human_bytes(moved), f"{1e3 * seconds:.3f} ms"
+    return title, *numbers, "" if measured is None else f"{measured:.3f} ms"

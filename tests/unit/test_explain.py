@@ -161,3 +161,40 @@ def test_an_opaque_derivative_is_not_claimed_to_be_proved(capsys):
     proofs = json.loads(capsys.readouterr().out)["proofs"]
     (declared,) = [p for p in proofs if not p["proved"]]
     assert declared["rule"] == "differentiate" and "what the source declares" in declared["result"]
+
+
+# --measure
+
+
+def test_measuring_needs_a_gpu(monkeypatch, capsys):
+    monkeypatch.setattr("coda.cli.measured.current_device", lambda: None)
+    sizes = "M=64,D=64,A=64,F=64"
+    assert main(["explain", LLAMA, "--program", "llama3_mlp", "--dims", sizes, "--measure"]) == 1
+    assert "there is none here" in capsys.readouterr().err
+
+
+def test_measured_times_stand_beside_the_floors(monkeypatch, capsys):
+    """The interpreter in place of the device, and a clock that counts calls."""
+    from coda.cli import measured
+
+    def timer(calls):
+        for call in calls:
+            call()
+        return [2.0] * len(calls)
+
+    monkeypatch.setattr(measured, "current_device", lambda: "a device")
+    monkeypatch.setattr(measured, "ROUNDS", 5)
+    monkeypatch.setattr(measured, "rotation", lambda size: 2)
+    monkeypatch.setattr(measured, "CudaTimer", lambda: timer)
+    monkeypatch.setattr(measured, "DEVICE", "cpu")
+    sizes = "M=16,D=64,A=64,F=64"
+    options = ["--program", "llama3_mlp", "--dims", sizes, "--measure"]
+    assert main(["explain", LLAMA, *options, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert [k["measured_ms"] for k in report["kernels"]] == [2.0, None, 2.0, 2.0]  # a finish is timed with its kernel
+    assert report["totals"]["measured_ms"] == 2.0
+    assert main(["explain", LLAMA, *options]) == 0
+    out = capsys.readouterr().out
+    assert "measured here" in out and out.count("2.000 ms") == 4
+    assert main(["explain", LLAMA, "--program", "llama3_mlp", "--dims", "M=16", "--measure"]) == 1
+    assert "the sizes of A, D, F are not known" in capsys.readouterr().err
