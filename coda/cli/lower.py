@@ -50,17 +50,22 @@ from coda.tuning.use import declined_here, tiles_here
 def add(parser: argparse.ArgumentParser) -> None:
     add_request(parser, "a program (.coda) or a config (.toml)")
     parser.add_argument("-o", "--output", type=Path, metavar="OUT.so", help="the library; OUT.h is put beside it")
-    parser.add_argument("--backward", action="store_true", help="build the derived backward, too")
-    parser.add_argument("--wrt", metavar="NAMES", help="parameters that want gradients (default: all that can)")
-    parser.add_argument(
-        "--memory", choices=MEMORY, default="fast", help="low: recompute products, in chunks; keep less"
-    )
+    add_backward(parser)
     parser.add_argument("--arch", choices=ARCHES, help="the target (default: sm_90a)")
     parser.add_argument("--tile", metavar="128x192", help="TileM x TileN; several with commas (default: by --dims)")
     parser.add_argument("--no-build", action="store_true", help="generate the sources only; needs no nvcc")
     parser.add_argument("--keep-sources", type=Path, metavar="DIR", help="put what is compiled, and the log, there")
     add_json(parser)
     parser.set_defaults(usage_error=parser.error)
+
+
+def add_backward(parser: argparse.ArgumentParser) -> None:
+    """The options that say whether there is a backward, and which; see ``parts_of``."""
+    parser.add_argument("--backward", action="store_true", help="the derived backward, too")
+    parser.add_argument("--wrt", metavar="NAMES", help="parameters that want gradients (default: all that can)")
+    parser.add_argument(
+        "--memory", choices=MEMORY, default="fast", help="low: recompute products, in chunks; keep less"
+    )
 
 
 @dataclass(frozen=True)
@@ -86,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
     requests = all_from_args(args)
     if (args.wrt or args.memory != "fast") and not args.backward and not any(r.backward for r in requests):
         args.usage_error("--wrt and --memory are about a backward: add --backward")
-    found = [part for request in requests for part in _parts(request, args)]
+    found = [part for request in requests for part in parts_of(request, args)]
     parts, calls = [p for p in found if isinstance(p, Part)], [p for p in found if not isinstance(p, Part)]
     name = parts[0].name if len(parts) == 1 else _library_name(args)
     report = _lower(args, name, parts) | ({"calls": calls} if calls else {})
@@ -97,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _parts(request: Request, args: argparse.Namespace) -> Iterator[Part | Call]:
+def parts_of(request: Request, args: argparse.Namespace) -> Iterator[Part | Call]:
     """The programs of a request: with its backward where that is wanted, the forward then returns what the backward
     needs as well; and of what calls opaque functions the segments, with the calls, which are the caller's."""
     programs: list[tuple[Program, str | None]] = [(request.program, None)]

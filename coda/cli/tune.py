@@ -12,17 +12,16 @@ import argparse
 
 from coda import build
 from coda.cli.common import add_json, add_request, print_json, table
+from coda.cli.lower import Part, add_backward, parts_of
 from coda.cli.progress import progress
-from coda.cli.request import from_args
-from coda.ir import Program
-from coda.passes import fuse
-from coda.passes.segments import has_calls, segments
+from coda.cli.request import all_from_args
 from coda.tuning.choice import Choice
 from coda.tuning.decide import UNFUSED
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     add_request(parser, "a program (.coda) or a config (.toml)")
+    add_backward(parser)
     parser.add_argument(
         "--jobs", type=_at_least_one, metavar="N", help="compile N kernels at a time (default: all cores)"
     )
@@ -37,20 +36,21 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from coda.tuning.tune import known_sizes, this_device, tune
 
-    request = from_args(args)
-    sizes = known_sizes(request.program, request.dims)
+    found = [part for request in all_from_args(args) for part in parts_of(request, args)]
+    parts = [(p.request.program, p.request.dims, p.chunk) for p in found if isinstance(p, Part)]
+    work = [(program, known_sizes(program, dims), chunk) for program, dims, chunk in parts]
     device = this_device()
     reports = []
-    with progress(f"tuning {request.program.name}") as say:
-        for part in _parts(request.program):
-            kernels = build.lowered(part, dims=sizes)
-            reports.append(tune(kernels, sizes, jobs=args.jobs, seconds=args.budget, again=args.again, say=say))
+    with progress("tuning " + ", ".join(program.name for program, _, _ in work)) as say:
+        for program, sizes, chunk in work:
+            kernels, seconds = build.lowered(program, chunk=chunk, dims=sizes), args.budget / len(work)
+            reports.append(tune(kernels, sizes, jobs=args.jobs, seconds=seconds, again=args.again, say=say))
     if args.json:
-        found = [choice.to_json() for report in reports for choice in report.choices]
+        choices = [choice.to_json() for report in reports for choice in report.choices]
         saved = all(report.saved for report in reports)
         left_out = {name: reason for report in reports for name, reason in report.left_out.items()}
         about = {"device": device.name, "driver": device.driver, "saved": saved}
-        print_json({**about, "choices": found, "left_out": left_out})
+        print_json({**about, "choices": choices, "left_out": left_out})
         return 0
     print(f"on {device.name}, driver {device.driver}")
     print("\n\n".join(text(choice) for report in reports for choice in report.choices))
@@ -59,13 +59,6 @@ def run(args: argparse.Namespace) -> int:
     if not all(report.saved for report in reports):
         print("the cache cannot be written: this is not remembered; CODA_CACHE names another folder")
     return 0
-
-
-def _parts(program: Program) -> list[Program]:
-    """What has kernels: the program, or its segments between opaque calls."""
-    if not has_calls(program):
-        return [program]
-    return [part for part in segments(fuse(program).forward) if isinstance(part, Program)]
 
 
 def text(choice: Choice) -> str:

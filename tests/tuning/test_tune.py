@@ -327,6 +327,23 @@ def test_what_was_found_is_reported(machine: Machine, file: str, capsys: pytest.
     assert document["choices"][0]["tile"] == "128x160_s4"
 
 
+def test_the_backward_is_tuned_with_the_forward(
+    machine: Machine, file: str, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """Both ways of asking for it: by the option, and by a config, which names programs, too."""
+    sizes = "M=8192,N=4096,K=4096"
+    assert main(["tune", file, "--dims", sizes, "--backward", "--wrt", "w", "--json"]) == 0
+    programs = [c["program"] for c in json.loads(capsys.readouterr().out)["choices"]]
+    assert programs == ["linear", "linear_backward"]
+    (tmp_path / "c.toml").write_text(
+        'program = "linear.coda"\nbackward = true\nwrt = ["w"]\n[dims]\nM = 8192\nN = 4096\nK = 4096\n'
+    )
+    before = len(machine.jobs)
+    assert main(["tune", str(tmp_path / "c.toml")]) == 0
+    assert len(machine.jobs) == before  # known by now
+    assert "linear_backward at" in capsys.readouterr().out
+
+
 def test_a_decline_and_a_cache_that_cannot_be_written_are_told(
     machine: Machine, file: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
