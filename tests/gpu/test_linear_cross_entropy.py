@@ -149,6 +149,21 @@ def test_forward_and_backward_in_a_cuda_graph(memory: str) -> None:
     assert all(same_bits(a, b) for a, b in zip(got, want, strict=True))
 
 
+@pytest.mark.parametrize("memory", MODES)
+def test_fuse_loss_of_the_backend(memory: str) -> None:
+    """A compiled model with its loss has the kernels of the function."""
+    tensors, target = operands(129, 1000, 264)
+
+    def loss(x: Tensor, w: Tensor) -> Tensor:
+        return torch.nn.functional.cross_entropy(torch.nn.functional.linear(x, w).float(), target)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(loss, backend="coda", options={"fuse_loss": memory})
+    got = seeded(lambda t: compiled(t["x"], t["weight"]), tensors)
+    want = seeded(lambda t: ours(t, target, memory=memory), tensors)
+    assert all(same_bits(a, b) for a, b in zip(got, want, strict=True))
+
+
 def peak(call) -> int:
     """Bytes beyond what is there before."""
     call()
