@@ -2,7 +2,7 @@
 in a child, which sees one GPU only. It says what it is about to run; when it dies over a candidate, that one is dropped
 and a new child goes on with the rest (case N5).
 
-The job is a line of JSON on stdin, events are lines of JSON on stdout: ``{"at": NAME}`` before a candidate is checked,
+The job is a line of JSON on stdin, events are lines of JSON on stdout: ``{"at": NAME}`` before a candidate is touched,
 ``{"checked": NAME, "reason": why it is dropped, or null}``; in the end ``{"timings": {NAME: ...}, "unfused": how}``.
 """
 
@@ -221,7 +221,10 @@ def main() -> None:
 
     document = json.loads(sys.stdin.readline())
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
-    program = load(next(iter(document["candidates"].values()))).program
+    name, path = next(iter(document["candidates"].items()))
+    emit({"at": name})
+    program = load(path).program  # all are of one program
+    emit({"at": None})
     bench = measure.Bench(program, document["sizes"], torch.device(document["device"]))
     serve(document, emit, load, bench, CudaTimer())
 
