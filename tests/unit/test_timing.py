@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from coda.runtime.timing import (
@@ -9,6 +11,7 @@ from coda.runtime.timing import (
     L2_BYTES,
     MIN_ROUNDS,
     MOST_SETS,
+    CudaTimer,
     interleave,
     rotating,
     rotation,
@@ -57,3 +60,40 @@ def test_operands_rotate_through_more_than_the_l2_holds():
     for _ in range(5):
         call()
     assert seen == [1, 2, 3, 1, 2]
+
+
+class Cuda:
+    """A device on which every call takes ``milliseconds``."""
+
+    def __init__(self, milliseconds: float):
+        self.milliseconds, self.slept = milliseconds, []
+
+    def Event(self, enable_timing: bool):
+        return self
+
+    def record(self):
+        pass
+
+    def elapsed_time(self, other):
+        return self.milliseconds
+
+    def synchronize(self):
+        pass
+
+    def _sleep(self, cycles):
+        self.slept.append(cycles / CudaTimer.CYCLES_A_MILLISECOND)
+
+
+def test_calls_that_are_too_short_to_stay_ahead_of_are_queued_before_they_run():
+    timer = CudaTimer(repeats=3)
+    calls: list[float] = []
+    slow = [lambda: calls.append(time.sleep(1e-3))] * 2
+    timer.cuda = long = Cuda(5.0)
+    assert timer(slow) == timer(slow) == [5.0, 5.0]
+    assert long.slept == [1.0, 1.0]
+    assert len(calls) == 2 * 2 * 3
+    timer.cuda = short = Cuda(0.01)
+    timer(slow)
+    timer(slow)
+    assert short.slept[0] == 1.0
+    assert short.slept[1] >= 1.0 + 6  # what it took the host to queue six calls
