@@ -36,9 +36,10 @@ class Gpu:
     name: str
     bytes_per_second: float
     bf16_flops: float
+    launch_seconds: float  # what a kernel that waits for another adds, about
 
 
-GPUS = {"h200": Gpu("NVIDIA H200", 4.30e12, 790e12)}
+GPUS = {"h200": Gpu("NVIDIA H200", 4.30e12, 790e12, 2e-6)}
 
 
 @dataclass(frozen=True)

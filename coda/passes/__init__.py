@@ -97,13 +97,12 @@ def fuse(
     *,
     numerics: str = "fused",
     most: Mapping[str, int] = MOST,
-    bare: Collection[int] = (),
     **options: Any,
 ) -> Block:
     """The kernels of a block program. ``wrt`` names the parameters that want gradients, None all that can have one;
-    with no name there is no backward. ``most``: see ``merge.py``; ``bare``, of the forward: see ``partition.py``."""
+    with no name there is no backward. ``most``: see ``merge.py``."""
     if wrt is not None and not wrt:
         forward, notes = optimize(program, numerics)
-        return Block(program, partition(forward, most, bare), None, None, notes)
+        return Block(program, partition(forward, most), None, None, notes)
     gradients, notes = derive(program, wrt, numerics=numerics, **options)
     return Block(program, partition(gradients.forward, most), partition(gradients.backward, most), gradients, notes)

@@ -25,11 +25,11 @@ from dataclasses import dataclass, replace
 
 import sympy
 
-from coda.cost import Cost, cost
+from coda.cost import GPUS, Cost, Gpu, cost
 from coda.ir import Node, Output, Param, Program, Size, Type, rewrite, substitute, topological
 from coda.ops import OPS, build
 from coda.passes.bare import bare_values, round_bare
-from coda.passes.edges import stored_values
+from coda.passes.edges import NOMINAL, stored_values
 from coda.passes.labels import Note
 from coda.passes.merge import MOST, Group, core, merge, together
 from coda.passes.naming import Fresh, taken_names
@@ -104,6 +104,15 @@ class Partition:
     def bytes(self) -> Size:
         """What all kernels together move."""
         return sum((k.cost.fused for k in self.kernels), sympy.Integer(0))
+
+    def seconds(self, sizes: Mapping[str, int], gpu: Gpu = GPUS["h200"]) -> float:
+        """An estimate of the time of all kernels: each takes what its operations or its bytes need, whichever is more,
+        and a launch. Sizes that are not known count as ``edges.NOMINAL``."""
+        total = 0.0
+        for kernel in self.kernels:
+            flops, moved = (_number(size, sizes) for size in (kernel.cost.flops, kernel.cost.fused))
+            total += max(flops / gpu.bf16_flops, moved / gpu.bytes_per_second) + gpu.launch_seconds
+        return total
 
     def places(self, node: Node) -> list[str]:
         """The kernels that compute an operation of ``program``: several where computing it again is cheaper than
@@ -331,6 +340,10 @@ class _Partitioner:
         output = own or Output(self.fresh(f"{self.called(reduction)}_partial"), value, value.type)
         self.order[output.name] = len(self.order)
         return output
+
+
+def _number(size: Size, sizes: Mapping[str, int]) -> float:
+    return float(size.subs({s: sizes.get(s.name, NOMINAL) for s in size.free_symbols}))
 
 
 def _has_statistics(nodes: list[Node]) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from coda.errors import CodaError
 from coda.ir import Node, Output, Program, substitute
 from coda.ops import build
-from coda.passes import fuse
+from coda.passes import optimize, partition
 from coda.passes.bare import LABEL as BARE
 from coda.passes.bare import products
 from coda.passes.labels import Note, note
@@ -26,7 +26,7 @@ from coda.target.rows import lower_rows
 from coda.target.schedule import Kernel, Schedule, schedule_steps
 from coda.target.twins import MOST_MEMBERS, are_twins, members
 
-# The products that one kernel takes, best first: sums; weights side by side, which need sizes that are numbers, or gate
+# The products that one kernel takes: sums; weights side by side, which need sizes that are numbers, or gate
 # and up alone; products with one right operand, where what follows is the same for all; then none together.
 MERGES: tuple[dict[str, int], ...] = (
     {"K": MAX_TERMS, "N": 16, "M": MOST_MEMBERS},
@@ -65,22 +65,33 @@ def lower_noting(program: Program, numerics: str = "fused", sizes: Mapping[str, 
         return Lowered(Schedule.of(lower_kernel(program)), (program,))
     except CodaError as one:
         refusals = [one]
+    optimized, notes = optimize(program, numerics)
+    candidates = _by_time(optimized, sizes or {})
     for give_up in (False, True):  # epilogues that cannot be lowered
-        for most in MERGES:
+        for most in candidates:
             try:
-                return _lower_block(program, numerics, most, give_up)
+                lowered = _lower_block(optimized, most, give_up)
+                return replace(lowered, notes=(*notes, *lowered.notes))
             except CodaError as error:
                 error.source = error.source or refusals[0].source
                 refusals.append(error)
     raise refusals[1]
 
 
-def _lower_block(program: Program, numerics: str, most: Mapping[str, int], give_up: bool) -> Lowered:
+def _by_time(program: Program, sizes: Mapping[str, int]) -> list[Mapping[str, int]]:
+    """What may be merged, in the order of the estimated times; of ways to the same kernels the first."""
+    ways: dict[tuple[Program, ...], tuple[float, Mapping[str, int]]] = {}
+    for most in MERGES:
+        cut = partition(program, most)
+        ways.setdefault(tuple(k.program for k in cut.kernels), (cut.seconds(sizes), most))
+    return [most for _, most in sorted(ways.values(), key=lambda way: way[0])]
+
+
+def _lower_block(program: Program, most: Mapping[str, int], give_up: bool) -> Lowered:
     """The kernels with these merges. With ``give_up`` what cannot be lowered behind a product is its own kernel."""
     bare: dict[int, Note] = {}
     while True:
-        block = fuse(program, numerics=numerics, most=most, bare=bare)
-        cut = block.forward
+        cut = partition(program, most, bare)
         kernels = {k.name: k for k in cut.kernels}
         joined = joined_finishes(cut.kernels)
         parts: list[Program] = []
@@ -99,7 +110,7 @@ def _lower_block(program: Program, numerics: str, most: Mapping[str, int], give_
         steps = [step for launch in launches for step in launch]
         counts = [n for launch in launches for n in (len(launch), *[0] * (len(launch) - 1))]
         schedule = schedule_steps(cut.program, program_args(cut.program), steps, groups=counts)
-        return Lowered(schedule, tuple(parts), (*block.notes, *cut.notes, *bare.values()))
+        return Lowered(schedule, tuple(parts), (*cut.notes, *bare.values()))
 
 
 def _launch(parts: Sequence[Program]) -> list[Kernel]:

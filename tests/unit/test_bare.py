@@ -9,7 +9,7 @@ import torch
 
 from coda.errors import CodaError
 from coda.frontend import load_path
-from coda.passes import fuse
+from coda.passes import fuse, optimize, partition
 from coda.passes.bare import products
 from coda.passes.partition import assemble
 from coda.passes.segments import segments
@@ -39,7 +39,7 @@ def test_three_lanes_are_a_product_and_a_map():
 
 def test_what_is_stored_is_the_rounded_product():
     p = program(LANES)
-    cut = fuse(p, bare={0}).forward
+    cut = partition(optimize(p)[0], bare={0})
     gemm, rest = cut.kernels
     assert [n.op for n in gemm.program.nodes() if n.args] == ["transpose", "dot", "cast"]
     assert [str(o.type) for o in gemm.program.outputs] == ["bf16[M, (s N)]"]
@@ -57,7 +57,8 @@ def test_what_is_stored_is_the_rounded_product():
 def test_all_products_of_a_block_may_be_bare(name):
     """Kernels of products compute nothing else then, and the block still passes the error gate of bf16."""
     p = load_path(EXAMPLES / f"{name.split('_')[0]}_block.coda").programs[name]
-    cut = fuse(p, bare=range(len(products(fuse(p).forward.program)))).forward
+    optimized, _ = optimize(p)
+    cut = partition(optimized, bare=range(len(products(optimized))))
     for kernel in cut.kernels:
         check_text(kernel.program)
         if kernel.kind == "gemm":

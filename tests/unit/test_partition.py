@@ -8,10 +8,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 
+from coda.cost import GPUS
 from coda.frontend import load_path
 from coda.ir import Program
+from coda.passes import derive, optimize
 from coda.passes.delay_norm import delay_norm
 from coda.passes.differentiate import differentiate
+from coda.passes.merge import MOST
 from coda.passes.partition import Partition, assemble, partition
 from coda.passes.simplify import simplify
 from coda.printer import print_program
@@ -19,6 +22,7 @@ from coda.runtime.binding import bind, shapes_of
 from coda.runtime.blocks import evaluate_partition
 from coda.runtime.inputs import random_inputs
 from coda.runtime.reference import evaluate
+from coda.target.blocks import _by_time
 from tests.gradients import check_text
 from tests.programs import random_epilogue, tour
 from tests.support import program, same
@@ -181,3 +185,19 @@ def test_a_transposed_operand_of_a_product_is_written_out():
     """Each by itself: the heads of q and of k are two loops, and no kernel runs one inside the other."""
     parts = check(program(TRANSPOSED))
     assert [k.kind for k in parts.kernels] == ["map", "map", "gemm"]
+
+
+def test_an_estimate_counts_bytes_operations_and_launches():
+    p = load_path(EXAMPLES / "llama3_block.coda").programs["llama3_mlp"]
+    sizes = {"M": 8192, "D": 4096, "A": 4096, "F": 14336}
+    together, apart = (partition(optimize(p)[0], most) for most in (MOST, {}))
+    products = 2 * 8192 * 4096 * (4096 + 3 * 14336) / GPUS["h200"].bf16_flops
+    assert products < together.seconds(sizes) < apart.seconds(sizes) < 1.1 * products
+    assert together.seconds({}) > 0  # sizes that are not known have some
+
+
+def test_ways_to_lower_are_tried_by_their_estimated_time():
+    backward = optimize(derive(load_path(EXAMPLES / "llama3_block.coda").programs["llama3_mlp"])[0].backward)[0]
+    times = [partition(backward, most).seconds({}) for most in _by_time(backward, {})]
+    assert times == sorted(times)
+    assert len(set(times)) == len(times) > 1
