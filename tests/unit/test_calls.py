@@ -262,10 +262,10 @@ class Interpreted:
             target.copy_(x.view(target.shape))
 
 
-def test_a_chain_calls_between_its_segments():
+@pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
+def test_a_chain_calls_between_its_segments(backward):
     """Every number of rows finds its own sizes; artifacts are built once."""
-    p, built = layer(), []
-    forward = fuse(p).forward
+    p, built = derive(layer())[0].backward if backward else layer(), []
 
     def build(part, sizes, tile):
         built.append(part.name)
@@ -273,18 +273,20 @@ def test_a_chain_calls_between_its_segments():
         artifact.dims = {"B": 2}
         return artifact
 
-    f = ChainedProgram(p, {"B": 2}, build=build, device_type="cpu", parts=segments(forward))
+    f = ChainedProgram(p, {"B": 2}, build=build, device_type="cpu", parts=segments(fuse(p).forward))
     for rows in (6, 10, 6):
         inputs = random_inputs(p, {"B": 2, "T": rows // 2, "D": 16, "F": 24, "P": 8}, rows)
         before = {n: x.clone() for n, x in inputs.items() if isinstance(x, torch.Tensor)}
         got = f(**inputs)
-        assert compare(p, inputs, {"out": got}, dims={"B": 2}).ok
+        got = got if backward else (got,)
+        comparison = compare(p, inputs, {o.name: x for o, x in zip(p.outputs, got, strict=True)}, dims={"B": 2})
+        assert comparison.ok, comparison
         assert f.last_route.kind == "kernel"
         assert all(torch.equal(x, inputs[n]) for n, x in before.items())
-        out = torch.full_like(got, float("nan"))
-        assert f(**inputs, out=out) is out
-        assert torch.equal(out, got)
-    assert built == ["llama3_layer_1", "llama3_layer_2"]
+        out = [torch.full_like(x, float("nan")) for x in got]
+        f(**inputs, out=out)
+        assert all(torch.equal(a, b) for a, b in zip(out, got, strict=True))
+    assert built == [f"{p.name}_1", f"{p.name}_2"]
 
 
 def test_a_compiled_layer_runs_on_the_cpu_as_it_is_written():
