@@ -18,7 +18,7 @@ from coda.runtime.inputs import poisoned_outputs, random_inputs
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NAMES = ("mlp_block", "llama3_mlp", "phi3_mlp", "t5_ff", "gemma2_mlp", "gemma2_logits", "gpt2_mlp", "vit_mlp",
-         "llama3_qkv", "qwen3_qkv", "phi3_qkv", "gpt2_qkv")  # fmt: skip
+         "llama3_qkv", "qwen3_qkv", "phi3_qkv", "gpt2_qkv", "gemma3_qkv", "vit_qkv", "t5_qkv")  # fmt: skip
 # Sizes by axis; columns of weights are multiples of eight, the rest is not round.
 HEADS = {"HQ": 8, "HK": 2, "H": 8, "d": 64, "f": 32, "P": 4096}  # part of the kernels
 SMALL = {"M": 129, "B": 3, "T": 43, "D": 264, "F": 520, "A": 136, "V": 1000} | HEADS
