@@ -103,10 +103,14 @@ def _attempt(graph: fx.Graph, region: Region, config: Config, differentiable: se
 
 def _blamed(region: Region, refusal: Refusal) -> list[fx.Node]:
     """The operations that become barriers, so that the rest is tried again: the one that is not translated; where there
-    is no kernel what takes results apart and puts them together, behind the last products first; else the products."""
+    is no kernel products in f32, such as those of routers; then what takes results apart and puts them together, behind
+    the last products first; else all products."""
     if refusal.node is not None:
         return [refusal.node]
     if isinstance(refusal, NoKernel):
+        wide = [n for n in region.products if n.meta["val"].dtype == torch.float32]
+        if wide:
+            return wide
         parts = [n for n in region.nodes if is_structural(n)]
         last = [n for n in parts if not region.leads_to_product(n)]
         if parts:

@@ -209,7 +209,8 @@ class Translator:
     def leaf(self, node: fx.Node) -> Dims:
         """The dims of an input, as they begin."""
         if node not in self.leaves:
-            shape, weight = shape_of(node), node in self.weights
+            shape = shape_of(node)
+            weight = node in self.weights and len(shape) <= 2  # others, as learnt positions, have rows like activations
             last = len(shape) - 1
             single = last - 1 if not weight and all(s == 1 for s in shape[:-1]) else None  # one row is a row, too
             fixed = [bool(size.is_Integer) and (weight or i == last) for i, size in enumerate(shape)]

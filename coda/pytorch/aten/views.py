@@ -133,7 +133,7 @@ def select(t: Translator, node: fx.Node, a: Any, dim: int, index: int) -> Value:
 def lane(t: Translator, value: Value, dim: int, rest: Group, taken: Group, index: int) -> Value:
     """One position of the cell ``taken`` of a dim, of which ``rest`` is left."""
     taken = t.cells.resolve(taken)
-    if len(taken) != 1 or not taken[0].size.is_Integer:
+    if len(taken) != 1 or not taken[0].fixed:
         raise Refusal("a position of several dims, or of the rows, is not translated")
     dims = (*value.dims[:dim], t.cells.resolve(rest), *value.dims[dim + 1 :])
     t.lanes.append((tuple(g for g in dims if g), taken[0]))
