@@ -76,7 +76,7 @@ def compile(
     compiled = CompiledProgram(ir, dims, tile, fallback, build, measured=measured)
     if has_calls(ir):
         parts = segments(fuse(ir, numerics=numerics).forward)
-        compiled = ChainedProgram(ir, dims, tile, fallback, build, parts=parts)
+        compiled = ChainedProgram(ir, dims, tile, fallback, build, measured=measured, parts=parts)
     if device is not None and not never:
         compiled.warmup(device)
     return compiled

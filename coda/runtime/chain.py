@@ -82,7 +82,9 @@ class ChainedProgram(CompiledProgram):
             return part.program
         symbols = {s.name for a in part.axes for s in a.size.free_symbols}
         known = {name: size for name, size in sizes.items() if name in symbols}
-        return CompiledProgram(part, known, self.tile, self.fallback, self._artifact, self.device_type)
+        return CompiledProgram(
+            part, known, self.tile, self.fallback, self._artifact, self.device_type, measured=self.measured
+        )
 
     def _artifact(self, part: Program, sizes: Mapping[str, int], tile: Any) -> Artifact:
         """The artifact of a segment, built once for all sizes."""

@@ -14,8 +14,13 @@ from coda import build
 from coda.build.compile import SpillError
 from coda.cli import main
 from coda.errors import CodaError
+from coda.passes import fuse
+from coda.passes.segments import segments
 from coda.runtime.callable import CompiledProgram
+from coda.runtime.chain import ChainedProgram
+from coda.runtime.compare import compare
 from coda.runtime.device import Device
+from coda.runtime.inputs import random_inputs
 from coda.target import TILES, candidates
 from coda.target.schedule import Assembly
 from coda.tuning import choice as choices
@@ -25,6 +30,7 @@ from coda.tuning.decide import UNFUSED
 from coda.tuning.use import Tuning
 from tests.support import PredicateArtifact, bf16, program
 from tests.tuning.support import LINEAR, choice, measurement
+from tests.unit.test_calls import Interpreted, layer
 
 H200 = Device("NVIDIA H200", "580.159.04")
 SIZES = {"M": 8192, "N": 4096, "K": 4096}
@@ -277,6 +283,27 @@ def test_inout_parameters_of_a_declined_call_are_written() -> None:
     assert f.last_route.kind == "unfused"
     want = 1 + (dy.T @ x).float()
     assert (dw - want).norm() / want.norm() < 1e-2
+
+
+def test_a_segment_between_opaque_calls_is_declined_by_itself() -> None:
+    p = layer()
+    first, last = f"{p.name}_1", f"{p.name}_2"
+
+    class Measured:
+        def declined(self, program, sizes):
+            return "it loses" if program.name == last else None
+
+    def build_segment(part, sizes, tile):
+        assert part.name == first
+        artifact = Interpreted(part)
+        artifact.dims = {"B": 2}
+        return artifact
+
+    parts = segments(fuse(p).forward)
+    f = ChainedProgram(p, {"B": 2}, build=build_segment, device_type="cpu", measured=Measured(), parts=parts)
+    inputs = random_inputs(p, {"B": 2, "T": 3, "D": 16, "F": 24, "P": 8})
+    assert compare(p, inputs, {"out": f(**inputs)}, dims={"B": 2}).ok
+    assert str(f.last_route) == "unfused: it loses"
 
 
 # The command.
