@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 import pytest
 import torch
 
-from benchmarks import records, table
+from benchmarks import loss, records, table
 from benchmarks.run import wide
 from benchmarks.workloads import WORKLOADS, operands, relative_errors
 
@@ -69,3 +70,19 @@ def test_partial_statistics_are_summed_and_unwritten_elements_show():
     want = (torch.tensor([3.0, 5.0], dtype=torch.float64),)
     assert relative_errors((torch.tensor([[1.0, 2.0], [2.0, 3.0]]),), want) == [0.0]
     assert relative_errors((torch.tensor([3.0, float("nan")]),), want)[0] != 0.0
+
+
+def test_the_loss_is_measured_by_what_it_runs():
+    """The kernels that are built ahead are those of the calls; candidates agree with float64."""
+    found = list(loss.programs())
+    assert [(p.name.removeprefix("linear_cross_entropy"), chunk) for p, chunk in found] == [
+        ("", None), ("", None), ("_backward", None), ("", None), ("_backward", "V")
+    ]  # fmt: skip
+    x, w, target = torch.randn(6, 16).bfloat16(), torch.randn(40, 16).bfloat16() / 4, torch.randint(40, (6,))
+    want = loss.results(loss.eager, (x.double(), w.double(), target))
+    for memory in loss.MODES:
+        call = partial(loss.linear_cross_entropy, memory=memory)
+        assert max(loss.relative(loss.results(call, (x, w, target)), want)) < 1e-2
+        assert loss.call_of(call, loss.FORWARD, (x, w, target))() == pytest.approx(want[0].item(), rel=1e-2)
+    if not torch.cuda.is_available():
+        assert loss.main(["--rounds", "1"]) == 2
