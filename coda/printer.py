@@ -32,8 +32,20 @@ LONGEST_OPERAND = 60  # a longer one gets a line of its own
 
 def print_program(program: Program) -> str:
     """The source text of a program, with the externs that it calls."""
+    return "\n".join(filter(None, [print_externs([program]), print_body(program)]))
+
+
+def print_body(program: Program) -> str:
+    """A program without the externs."""
     lines = [f"    {line}" for line in (*_dims(program), *statements(program))]
-    return "\n".join([*_externs(program), *_header(program), *lines, "}"]) + "\n"
+    return "\n".join([*_header(program), *lines, "}"]) + "\n"
+
+
+def print_externs(programs: Iterable[Program]) -> str:
+    """The declarations of the opaque functions that programs call, each once, with those of their derivatives."""
+    called = dict.fromkeys(n.attr("callee") for p in programs for n in p.nodes() if n.op == "call")
+    declared = dict.fromkeys(f for callee in called for f in (callee, callee.backward) if f is not None)
+    return "".join(declaration(extern) + "\n" for extern in declared)
 
 
 def statements(program: Program) -> list[str]:
@@ -43,14 +55,6 @@ def statements(program: Program) -> list[str]:
 
 
 # Externs.
-
-
-def _externs(program: Program) -> list[str]:
-    """The declarations of the opaque functions called, each followed by that of its derivative."""
-    called = dict.fromkeys(n.attr("callee") for n in program.nodes() if n.op == "call")
-    declared = dict.fromkeys(f for callee in called for f in (callee, callee.backward) if f is not None)
-    lines = [declaration(extern) for extern in declared]
-    return ["\n".join([*lines, ""])] if lines else []
 
 
 def declaration(extern: Extern) -> str:

@@ -16,7 +16,7 @@ from coda.cli.request import from_args
 from coda.ir import Program
 from coda.passes import derive, partition
 from coda.passes.chunk import chunk
-from coda.printer import print_program
+from coda.printer import print_body, print_externs
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -41,8 +41,9 @@ def run(args: argparse.Namespace) -> int:
         notes += cut.notes
         if args.kernels:
             programs = [backward.forward, *cut.before, cut.body, *([cut.after] if cut.after else [])]
-    texts = [t for p in programs for t in (_kernels(p) if args.kernels else [print_program(p)])]
-    text = "\n".join(["".join(f"# {note}\n" for note in notes), *texts]).lstrip("\n")
+    texts = [t for p in programs for t in (_kernels(p) if args.kernels else [print_body(p)])]
+    head = ["".join(f"# {note}\n" for note in notes), print_externs(programs)]
+    text = "\n".join([*filter(None, head), *texts])
     if args.output is not None:
         write_text(args.output, text)
     if args.json:
@@ -56,4 +57,4 @@ def run(args: argparse.Namespace) -> int:
 
 def _kernels(program: Program) -> list[str]:
     """The kernels of a program, each as the program it computes, in launch order."""
-    return [f"# {kernel.kind} kernel\n{print_program(kernel.program)}" for kernel in partition(program).kernels]
+    return [f"# {kernel.kind} kernel\n{print_body(kernel.program)}" for kernel in partition(program).kernels]

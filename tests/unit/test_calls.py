@@ -323,3 +323,12 @@ def test_explain_lists_the_call(capsys):
     (call,) = (k for k in kernels if k["kind"] == "opaque")
     assert "opaque function" in call["reason"]
     assert [t["name"] for t in call["reads"]] == ["q", "k", "v"]
+
+
+def test_a_derived_file_declares_each_extern_once(tmp_path):
+    for options in ((), ("--kernels",)):
+        out = tmp_path / "both.coda"
+        assert main(["derive", str(LAYER), "-o", str(out), *options]) == 0
+        programs = load_path(out).programs
+        assert options or list(programs) == ["llama3_layer", "llama3_layer_backward"]
+        assert sum("call" in {n.op for n in p.nodes()} for p in programs.values()) == 2
