@@ -117,16 +117,17 @@ def _run(
                 elif "timings" in event:
                     outcome.timings = {n: Measurement(**_tupled(t)) for n, t in event["timings"].items()}
                     outcome.unfused = event["unfused"]
-        except TimeoutError:
+                    break
+            else:  # it closed its output
+                code = child.wait(patience)
+                all_dropped = not set(document["candidates"]) - set(outcome.dropped)
+                return at, None if code == 0 and all_dropped else _death(code, errors)
+        except (TimeoutError, subprocess.TimeoutExpired):
+            return at, f"it did not end within {allowed():.0f} s"
+        finally:  # also when this process is interrupted
             child.kill()
             child.wait()
-            return at, f"it did not end within {allowed():.0f} s"
-        finally:
-            child.stdout.close()
-        code = child.wait()
-        if code == 0 and (outcome.timings or not set(document["candidates"]) - set(outcome.dropped)):
-            return at, None
-        return at, _death(code, errors)
+        return at, None
 
 
 def _events(stream: Any, allowed: Callable[[], float]) -> Iterator[dict[str, Any]]:
@@ -134,8 +135,9 @@ def _events(stream: Any, allowed: Callable[[], float]) -> Iterator[dict[str, Any
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()
 
     def read() -> None:
-        for line in stream:
-            lines.put(line)
+        with stream:  # closed here: a close beside a read would wait for it
+            for line in stream:
+                lines.put(line)
         lines.put("")
 
     threading.Thread(target=read, daemon=True).start()
