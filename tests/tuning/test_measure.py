@@ -81,7 +81,10 @@ def test_operands_that_are_accumulated_into_start_anew_in_each_check() -> None:
 
     before = bench.sets[0]["dw"].clone()
     assert bench.admit("accumulating", Accumulating(p)) is None
+    assert bench.admit_unfused() is None
     assert torch.equal(bench.sets[0]["dw"], before)
+    bench.ready[UNFUSED]()  # which is timed with what a call does with its result
+    assert not torch.equal(bench.sets[0]["dw"], before)
 
 
 def test_whatever_keeps_the_unfused_way_from_running_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
