@@ -78,12 +78,12 @@ class Bench:
             return f"it cannot be run: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         if not result.ok:
             return f"its results are wrong: {_worst(result)}"
-        accumulated = [o for o in self.program.outputs if o.into is not None]
+        accumulated = {o.name: o.into for o in self.program.outputs if o.into is not None}
 
         def timed(inputs: Inputs) -> None:
             results = unfused(inputs, self.sizes)
-            for output in accumulated:
-                inputs[output.into].copy_(results[output.name].view_as(inputs[output.into]))
+            for name, into in accumulated.items():
+                inputs[into].copy_(results[name].view_as(inputs[into]))
 
         self.unfused = unfused
         self.ready[UNFUSED] = rotating(timed, [(inputs,) for inputs in self.sets])
