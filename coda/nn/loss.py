@@ -17,6 +17,7 @@ from coda.dtypes import from_torch
 from coda.errors import CodaError
 from coda.nn.operands import as_rows, check_same_dtype, run
 from coda.passes.differentiate import MEMORY
+from coda.pytorch.block import one_line
 
 REDUCTIONS = ("none", "sum", "mean")
 DEFAULTS: dict[str, Any] = {
@@ -110,13 +111,12 @@ def program_text(
         "sum": "sum(nll, M)",
         "mean": f"sum(nll, M) / sum(where(target == {ignore}, 0.0, {one}), M)",
     }
-    return f"""program linear_cross_entropy({parameters}) {{
-    z = {f"softcap({logits}, {softcap!r})" if softcap else logits}
-    lse = logsumexp(z, V)
-    nll = by_label({nll}, target, {ignore}, size(V))
-    return loss = {results[reduction]}: f32
-}}
-"""
+    return one_line(f"""program linear_cross_entropy({parameters}) {{
+        z = {f"softcap({logits}, {softcap!r})" if softcap else logits}
+        lse = logsumexp(z, V)
+        nll = by_label({nll}, target, {ignore}, size(V))
+        return loss = {results[reduction]}: f32
+    }}""")
 
 
 def _check_options(reduction: str, memory: str, label_smoothing: float, softcap: float | None) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from coda.dtypes import from_torch
 from coda.errors import CodaError
-from coda.pytorch.block import Options
+from coda.pytorch.block import Options, one_line
 from coda.pytorch.op import BLOCK
 
 
@@ -48,7 +48,7 @@ def run(text: str, operands: dict[str, Tensor], sizes: dict[str, int], memory: s
 def text_of(template: str, **values: Any) -> str:
     """A program with its dtypes and numbers."""
     names = {n: from_torch(v) if isinstance(v, torch.dtype) else v for n, v in values.items()}
-    return template.format(**names)
+    return one_line(template.format(**names))
 
 
 @torch.compiler.assume_constant_result

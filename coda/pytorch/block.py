@@ -56,6 +56,12 @@ class Options:
         return cls(**read | {"sizes": tuple(read["sizes"]), "wrt": tuple(read["wrt"]), "shapes": shapes})
 
 
+def one_line(text: str) -> str:
+    """A printed program without line breaks. Inductor of torch 2.11 comments the code it writes for a GPU with the
+    arguments of calls, and a line break in one ends the comment."""
+    return "; ".join(line.strip() for line in text.splitlines())
+
+
 @cache
 def block(program: str, options: str) -> Block:
     """The block of a program text and an options text."""
@@ -125,4 +131,4 @@ class Block:
         params = [p for p in whole.params if p.name in read]
         program = Program.of(whole.name, params, kept, dict(whole.names))
         options = replace(self.options, wrt=(), shapes={}, derived=True, chunk=self.gradients.chunk)
-        return program, print_program(program), options.text()
+        return program, one_line(print_program(program)), options.text()

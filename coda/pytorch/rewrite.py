@@ -14,7 +14,7 @@ from torch import fx
 
 from coda.printer import print_program
 from coda.pytorch.aten import is_structural, kind, operation
-from coda.pytorch.block import Options, block
+from coda.pytorch.block import Options, block, one_line
 from coda.pytorch.config import Config
 from coda.pytorch.execute import unlowered_product
 from coda.pytorch.graph import Aliases, bodies, chains, sort, weights, with_gradient
@@ -131,7 +131,7 @@ def _translated(graph: fx.Graph, region: Region, config: Config, differentiable:
         tune=config.tune,
         shapes={r.name: r.dims for r in made.results},
     )  # fmt: skip
-    text = print_program(made.program)
+    text = one_line(print_program(made.program))
     if (reason := _no_kernel(region, text, options, config.kernels)) is not None:
         raise NoKernel(reason)
     products = tuple(name_of(n) for n in region.products)

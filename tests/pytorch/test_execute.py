@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from coda.dtypes import torch_dtype
+from coda.frontend import load, load_path
 from coda.ir import Program
-from coda.pytorch.block import Block, Options, block
+from coda.nn.loss import program_text
+from coda.printer import print_program
+from coda.pytorch.block import Block, Options, block, one_line
 from coda.pytorch.execute import run_steps, steps
 from coda.runtime.binding import type_shape
 from coda.runtime.reference import evaluate_sized
@@ -59,3 +64,16 @@ def test_a_reason_is_recorded():
     it = block("program p(x: f32[M, K=8], w: f32[N=8, K]) { return y = relu(x @ w.T): f32 }", Options(("M",)).text())
     (step,) = steps(it.forward, "copy")
     assert step.reason is not None
+
+
+def test_texts_have_no_line_breaks():
+    """Inductor of torch 2.11 writes the arguments of a call into a comment, which a line break would end."""
+    program = load_path(Path(__file__).parents[2] / "examples/llama3_block.coda").programs["llama3_qkv"]
+    text = one_line(print_program(program))
+    it = block(text, Options(("B", "T"), wrt=("x", "w_q")).text())
+    assert it.program == program
+    loss = program_text(
+        (("x", torch.bfloat16), ("w", torch.bfloat16), ("target", torch.int64)), -100, "mean", 0, 0, None
+    )
+    for words in (text, it.backward(("x", "w_q"))[1], loss):
+        assert "\n" not in words and load(words)
