@@ -15,6 +15,7 @@ by chunk), else bitwise.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
@@ -47,15 +48,17 @@ class Chunked:
     notes: tuple[Note, ...]
 
 
-def chunk_axis(forward: Program) -> Axis | None:
+def chunk_axis(forward: Program, backward: Program) -> str | None:
     """The axis along which a backward of low memory is cut: the columns of a product of which the forward never stores
-    anything over rows and columns, as the logits of a loss. None where there is none."""
+    anything over rows and columns, as the logits of a loss. None where there is none that can be cut."""
     stored = [n.type.names for n in in_memory(forward)]
     for node in forward.nodes():
         rows, columns = node.type.dims if node.op == "dot" else ((), ())
         names = {a.name for a in (*rows, *columns)}
         if len(columns) == 1 and not any(names <= s for s in stored):
-            return columns[0]
+            (axis,) = columns
+            with contextlib.suppress(CodaError):
+                return chunk(backward, axis.name).axis.name
     return None
 
 

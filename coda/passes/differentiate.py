@@ -104,8 +104,8 @@ def differentiate(
         return replace(again, notes=(*notes, *again.notes))
     params = [*kept.params, *(s for s in seeds if kept.reads(s.name)), *inouts]
     backward = simplify(Program.of(gradient_program.name, params, kept.outputs, kept.names))
-    chunk = chunk_axis(kept.forward) if memory == "low" else None
-    return Backward(kept.forward, backward, kept.saved, gradients, kept.notes, chunk.name if chunk else None)
+    chunk = chunk_axis(kept.forward, backward) if memory == "low" else None
+    return Backward(kept.forward, backward, kept.saved, gradients, kept.notes, chunk)
 
 
 def _wanted_params(program: Program, wrt: Sequence[str] | None) -> list[Param]:

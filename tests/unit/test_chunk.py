@@ -12,7 +12,7 @@ from coda.errors import CodaError
 from coda.frontend import load
 from coda.ir import Program
 from coda.passes import derive
-from coda.passes.chunk import Chunked, chunk, chunk_axis
+from coda.passes.chunk import Chunked, chunk
 from coda.printer import print_program
 from coda.runtime.inputs import random_inputs
 from coda.runtime.reference import evaluate_sized
@@ -181,8 +181,13 @@ def test_an_axis_that_is_not_there() -> None:
     ],
 )
 def test_the_axis_is_that_of_a_product_which_is_never_stored(text: str, axis: str | None) -> None:
-    found = chunk_axis(program(text))
-    assert (found.name if found else None) == axis
+    assert derive(program(text), memory="low")[0].chunk == axis
+
+
+def test_a_gradient_that_lacks_the_axis_is_not_cut() -> None:
+    text = "program p(x: bf16[M, D], w: bf16[V, D], t: f32[M]) { return t * logsumexp(x @ w.T, V): f32 }"
+    assert derive(program(text), ("t",), memory="low")[0].chunk is None
+    assert derive(program(text), ("t", "x"), memory="low")[0].chunk == "V"
 
 
 def test_inputs_are_not_changed() -> None:
