@@ -8,7 +8,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from coda.dtypes import BF16, F32
+from coda.dtypes import BF16, F32, I64
 from coda.errors import CodaError
 from coda.frontend import expression
 from coda.ir import Axis, Node, Output, Param, Program, Type
@@ -28,8 +28,8 @@ from tests.gradients import autograd, check_gradients, check_text
 from tests.programs import cast
 from tests.support import same
 
-SIZES = {"M": 3, "D": 4, "E": 2, "F": 5}
-M = Axis.free("M")
+SIZES = {"M": 3, "D": 4, "E": 2, "F": 5, "P": 6}
+M, P, LANE = Axis.free("M"), Axis.free("P"), Axis.of("s", 2)
 FEATURES = [Axis.free(n) for n in "DEF"]
 STEPS = {  # how a value of rows comes from values a and b of equal axes, and a vector g over its features
     "rms_norm": "a * rsqrt(mean(a * a, X) + 0.01) * g",
@@ -40,6 +40,16 @@ STEPS = {  # how a value of rows comes from values a and b of equal axes, and a 
     "bias": "a + g",
     "softmax": "exp(a - logsumexp(a, X))",
     "row": "a * tanh(sum(b, X))",
+    "gelu": "gelu_tanh(a) + relu(b)",
+    "shifted": "a - max(a, X)",
+    "chosen": "where(a > b, a * g, b)",
+    "columns": "a * tanh(mean(b, M))",
+}
+LANES = {  # of a product with two lanes z: what becomes of them
+    "swiglu": ("silu(z.s[0]) * z.s[1]",),
+    "rotated": ("z.s[0] * c - z.s[1] * r", "z.s[1] * c + z.s[0] * r"),
+    "stacked": ("sum(stack(z.s[1], exp(-z.s[0] * z.s[0]), s), s)",),
+    "normalised": ("z.s[1] * rsqrt(mean(z * z, (s X)) + 0.01)", "z.s[0]"),
 }
 
 
@@ -48,8 +58,9 @@ class BlockBuilder:
         self.draw, self.params = draw, []
         self.values = [self.parameter("x", BF16, (M, a)) for a in FEATURES[:2]]
 
-    def parameter(self, stem: str, dtype, axes: tuple[Axis, ...], frozen: bool = False) -> Node:
-        name, type_ = f"{stem}{len(self.params)}", Type(dtype, tuple((a,) for a in axes))
+    def parameter(self, stem: str, dtype, axes: tuple[Axis | tuple[Axis, ...], ...], frozen: bool = False) -> Node:
+        dims = tuple(a if isinstance(a, tuple) else (a,) for a in axes)
+        name, type_ = f"{stem}{len(self.params)}", Type(dtype, dims)
         self.params.append(Param(name, type_, frozen=frozen))
         return build("input", name=name, type=type_)
 
@@ -60,11 +71,20 @@ class BlockBuilder:
     def step(self) -> None:
         a = self.pick()
         axis = a.type.axes[1]
-        if self.draw(st.booleans()):
+        kind = self.draw(
+            st.sampled_from(["product", "product", "lanes", "table", "pointwise", "pointwise", "pointwise"])
+        )
+        if kind in ("product", "lanes"):
             into = self.draw(st.sampled_from([f for f in FEATURES if f != axis]))
-            w = self.parameter("w", BF16, (into, axis), frozen=self.draw(st.booleans()))
+            columns = into if kind == "product" else self.draw(st.sampled_from([(LANE, into), (into, LANE)]))
+            w = self.parameter("w", BF16, (columns, axis), frozen=self.draw(st.booleans()))
             left = a if a.dtype == BF16 else cast(a, BF16)
-            self.values.append(build("dot", left, build("transpose", w)))
+            z = build("dot", left, build("transpose", w))
+            self.values += [z] if kind == "product" else self.of_lanes(z, into)
+            return
+        if kind == "table":  # rows of a table at integer positions
+            table, index = self.parameter("t", F32, (P, axis), frozen=True), self.parameter("i", I64, (M,))
+            self.values.append(expression("a * t[i]", a=a, t=table, i=index))
             return
         text = self.draw(st.sampled_from(sorted(STEPS.values()))).replace("X", axis.name)
         names = {"a": a, "b": self.pick(axis)}
@@ -72,6 +92,13 @@ class BlockBuilder:
             names["g"] = self.parameter("g", self.draw(st.sampled_from([BF16, F32])), (axis,))
         value = expression(text, **names)
         self.values.append(cast(value, BF16) if self.draw(st.booleans()) else value)
+
+    def of_lanes(self, z: Node, axis: Axis) -> list[Node]:
+        texts = [t.replace("X", axis.name) for t in self.draw(st.sampled_from(sorted(LANES.values())))]
+        names = {"z": z}
+        if any(" c" in t for t in texts):
+            names |= {n: self.parameter(n, F32, (M, axis)) for n in "cr"}
+        return [expression(t, **names) for t in texts]
 
 
 @st.composite
@@ -144,3 +171,32 @@ def test_every_pass(p, seed):
     got = evaluate(both, {**inputs, **{f"d_{n}": s for n, s in seeds.items()}}, exact=True)
     for param, output in backward.gradients.items():
         torch.testing.assert_close(got[output], want[param], rtol=1e-6, atol=1e-8)
+
+
+@settings(max_examples=40, deadline=None)
+@given(random_block(), st.integers(0, 99), st.data())
+def test_what_is_not_wanted_costs_nothing(p, seed, data):
+    """Any choice of parameters: the same gradients as when all are asked for, and no product for the others: a gradient
+    of a weight is the only product that is contracted over the rows."""
+    assume(has_gradient(p))
+    every = differentiate(p)
+    wrt = data.draw(st.lists(st.sampled_from(sorted(every.gradients)), min_size=1, unique=True))
+    some = differentiate(p, wrt)
+    assert set(some.gradients) == set(wrt)
+    weights = [n for n in wrt if n.startswith("w")]
+    products = [n for n in some.backward.nodes() if n.op == "dot"]
+    over_rows = [n for n in products if M in n.args[0].type.dims[1]]
+    assert len(over_rows) <= len(weights)
+    assert len(products) <= sum(n.op == "dot" for n in every.backward.nodes())
+    needed = {s.name for a in p.axes for s in a.size.free_symbols}
+    sizes = {n: s for n, s in SIZES.items() if n in needed}
+    inputs = random_inputs(p, sizes, seed)
+    seeds = {f"d_{n}": s for n, s in random_seeds(p, every.backward, bind(p, shapes_of(inputs), sizes), seed).items()}
+    want, got = (evaluate(b.joined(), {**inputs, **seeds_for(b, seeds)}, exact=True) for b in (every, some))
+    for name in wrt:
+        torch.testing.assert_close(got[some.gradients[name]], want[every.gradients[name]], rtol=1e-7, atol=1e-9)
+
+
+def seeds_for(backward, seeds):
+    wanted = {q.name for q in backward.joined().params}
+    return {n: s for n, s in seeds.items() if n in wanted}
