@@ -24,12 +24,10 @@ from benchmarks.table import splice
 from coda.pytorch import backend
 from coda.pytorch.report import Report, listening
 from tests.pytorch import models
-from tests.pytorch.handwritten import Sizes
 
 BEGIN = "<!-- coverage: begin (written by benchmarks.coverage) -->"
 END = "<!-- coverage: end -->"
 PAGE = ROOT / "docs" / "torch_compile.md"
-SIZES = Sizes(vocabulary=512, width=512, inner=1024, heads=8, kv_heads=2)
 OPTIONS = {"inductor": False, "kernels": True}
 
 
@@ -52,8 +50,7 @@ def coverage(name: str, training: bool) -> Coverage:
     """What becomes of the products of a model."""
     torch._dynamo.reset()
     with contextlib.redirect_stderr(io.StringIO()):
-        models.BUILDERS.update(models.zoo(SIZES))
-        model, given = models.tiny(name, torch.bfloat16), models.inputs(name, torch.bfloat16)
+        model, given = models.tiny(name, torch.bfloat16, models.WIDE), models.inputs(name, torch.bfloat16)
     with listening() as reports, torch.set_grad_enabled(training):
         torch.compile(model, backend=backend.coda, options=OPTIONS)(**given)
     return Coverage.of(reports)

@@ -8,8 +8,9 @@ import torch
 from coda.nn import functional
 from coda.pytorch.block import block
 from coda.pytorch.execute import steps
+from coda.pytorch.op import bound_calls
 from coda.pytorch.report import listening
-from tests.pytorch.models import check, exact, inputs, step, tiny
+from tests.pytorch.models import WIDE, check, exact, inputs, step, tiny
 
 pytestmark = pytest.mark.gpu
 OPTIONS = {"inductor": False}
@@ -39,6 +40,69 @@ def test_a_training_step_of_llama():
             ran = steps(block(text, options).forward, "copy")
             assert all(s.reason is None for s in ran)
             assert all(s.compiled.last_route.kind in ("kernel", "copy") for s in ran)
+
+
+OTHERS = ("qwen3", "gemma2", "gpt2", "phi3", "bert", "titan", "nanogpt", "deepseek_v3")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_training_step_of_other_models(name):
+    dtype = torch.float32 if name == "deepseek_v3" else torch.bfloat16  # in bf16 tokens go to other experts
+    model, given = tiny(name, dtype, WIDE).cuda(), on_gpu(inputs(name, dtype, 2, 40))
+    want, eager = exact(model, given), step(model, model, given)
+    with listening() as reports:
+        got = step(torch.compile(model, backend="coda", options=OPTIONS), model, given)
+    check(got, eager, want)
+    lines = [line for r in reports for line in r.lines]
+    fused = sum(not line.reason for line in lines)
+    assert fused == (len(lines) if dtype is torch.bfloat16 else 0), [str(x) for x in lines if x.reason]
+
+
+def test_repeated_steps_only_pass_addresses():
+    """The second step runs on bound calls, forward and backward, with the same bits."""
+    model, given = tiny("llama_heads", torch.bfloat16).cuda(), on_gpu(inputs("llama", torch.bfloat16, 2, 40))
+    call = torch.compile(model, backend="coda", options=OPTIONS)
+    with listening() as reports:
+        first = step(call, model, given)
+    second = step(call, model, given)
+    assert torch.equal(first.logits, second.logits)
+    assert all(torch.equal(first.gradients[n], second.gradients[n]) for n in first.gradients)
+    for report in reports:
+        for text, options in zip(report.texts, report.options, strict=True):
+            assert any(bound is not None for bound in bound_calls(text, options).known.values())
+
+
+def test_under_autocast():
+    model, given = tiny("llama_heads", torch.float32).cuda(), on_gpu(inputs("llama", torch.float32, 2, 40))
+    compiled = torch.compile(model, backend="coda", options=OPTIONS)
+
+    def under(call):
+        def run(**given):
+            with torch.autocast("cuda", torch.bfloat16):
+                return call(**given)
+
+        return run
+
+    want, eager = exact(model, given), step(under(model), model, given)
+    with listening() as reports:
+        check(step(under(compiled), model, given), eager, want)
+    assert sum(len(r.fused) for r in reports) == 15
+
+
+@pytest.mark.slow
+def test_cuda_graphs():
+    """Inductor records the steps; what is replayed gives the same as what ran."""
+    model, given = tiny("llama_heads", torch.bfloat16).cuda(), on_gpu(inputs("llama", torch.bfloat16, 2, 40))
+    plain = step(torch.compile(model, backend="coda"), model, given)
+    torch._dynamo.reset()
+    call = torch.compile(model, backend="coda", options={"mode": "reduce-overhead"})
+    for _ in range(4):  # warm up, record, replay twice
+        torch.compiler.cudagraph_mark_step_begin()
+        got = step(call, model, given)
+    torch.testing.assert_close(got.logits, plain.logits)
+    for name, gradient in plain.gradients.items():
+        torch.testing.assert_close(got.gradients[name], gradient)
 
 
 def test_a_new_length_builds_nothing():

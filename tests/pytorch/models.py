@@ -77,14 +77,15 @@ def zoo(sizes: Sizes = SMALL) -> dict[str, Builder]:
     }
 
 
+WIDE = Sizes(vocabulary=512, width=512, inner=1024, heads=8, kv_heads=2)  # heads of 64 columns, as kernels take them
 BUILDERS = zoo()
 BUILDERS["llama_heads"] = zoo(Sizes(512, 256, 512))["llama"]  # heads of 64 columns, as kernels take them
 
 
-def tiny(name: str, dtype: torch.dtype) -> nn.Module:
+def tiny(name: str, dtype: torch.dtype, sizes: Sizes | None = None) -> nn.Module:
     """A model whose norm weights and biases are not those of its initialisation."""
     torch.manual_seed(0)
-    model = BUILDERS[name]()
+    model = (BUILDERS if sizes is None else zoo(sizes))[name]()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.02 * torch.randn_like(parameter))
