@@ -59,8 +59,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("memory", [True, "low"])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("name", "memory"), [*((n, True) for n in CASES), ("plain", "low"), ("softcap", "low")])
 def test_losses(name: str, memory: str | bool) -> None:
     module = CASES[name]
     x, target = operands(ignored=module.options.get("ignore_index", -100))
@@ -127,8 +126,7 @@ def test_without_the_option_nothing_changes() -> None:
         Config.of({"fuse_loss": "much"})
 
 
-@pytest.mark.parametrize("family", ["Llama", "Gemma2"])
-@pytest.mark.parametrize("memory", ["fast", "low"])
+@pytest.mark.parametrize(("family", "memory"), [("Llama", "fast"), ("Gemma2", "low")])
 def test_models_nobody_changed(family: str, memory: str) -> None:
     transformers = pytest.importorskip("transformers")
     sizes = {
