@@ -15,6 +15,7 @@ spoil an exponential, the forward has to round it before (``steady.py``).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from coda.dtypes import F32, DType
@@ -51,10 +52,10 @@ def keep_for(program: Program, gradients: Program, memory: str) -> Kept:
     """Decide what ``program`` keeps so that ``gradients``, which read values of it, can be computed."""
     there = _there(program)
     fresh = Fresh(taken_names(program) | taken_names(gradients))
-    extra = _outputs(program, _called(program, gradients, there), fresh)
+    extra = _outputs(program, {n: n.dtype for n in _called(program, gradients, there)}, fresh)
     there = _there(replace(program, outputs=(*program.outputs, *extra.values())))
     gradients, recovered = _recover(program, gradients, there)
-    extra |= _outputs(program, _cheapest(program, gradients, there, memory), fresh)
+    extra |= _outputs(program, {n: stored_dtype(n) for n in _cheapest(program, gradients, there, memory)}, fresh)
     notes = (*recovered, *(_note(node, output) for node, output in extra.items()))
     forward = program.with_outputs((*program.outputs, *extra.values())) if extra else program
     there |= extra
@@ -69,10 +70,19 @@ def keep_for(program: Program, gradients: Program, memory: str) -> Kept:
 
 
 def _called(program: Program, gradients: Program, there: dict[Node, Output]) -> list[Node]:
-    """The operands and results of opaque calls that the gradients' calls read as well: they are in memory."""
-    memory = {x for n in program.nodes() if n.op == "call" for x in (n, *n.args)}
-    read = dict.fromkeys(a for n in gradients.nodes() if n.op == "call" for a in n.args)
-    return [n for n in read if n in memory and n not in there and n.op not in _LEAVES]
+    """The values of the forward that opaque calls of the gradients read, which must have just their dtype. Most are
+    operands and results of the forward's own calls, so in memory."""
+    forward = set(program.nodes())
+    read = dict.fromkeys(_in(forward, a) for n in gradients.nodes() if n.op == "call" for a in n.args)
+    exact = {n for n, output in there.items() if output.type.dtype == n.dtype}
+    return [n for n in read if n in forward - exact and n.op not in _LEAVES]
+
+
+def _in(forward: set[Node], value: Node) -> Node:
+    """A value without what only moves its axes, as the forward has it."""
+    while value not in forward and value.op in ("layout", "transpose"):
+        (value,) = value.args
+    return value
 
 
 def _there(program: Program) -> dict[Node, Output]:
@@ -178,12 +188,11 @@ def is_never_zero(node: Node) -> bool:
     return node.op == "rsqrt" and is_statistic(node)
 
 
-def _outputs(program: Program, kept: list[Node], fresh: Fresh) -> dict[Node, Output]:
-    """An output for each kept value, named as in the source or after what makes it."""
+def _outputs(program: Program, kept: Mapping[Node, DType], fresh: Fresh) -> dict[Node, Output]:
+    """An output for each kept value, in the dtype given, named as in the source or after what makes it."""
     known = dict(program.names)
     outputs = {}
-    for node in kept:
-        dtype = stored_dtype(node)
+    for node, dtype in kept.items():
         stored = node if node.dtype == dtype else build("cast", node, dtype=dtype, saturate=False, span=node.span)
         outputs[node] = Output(fresh(known.get(node, _STEMS.get(node.op, "kept"))), stored, stored.type)
     return outputs

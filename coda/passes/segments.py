@@ -45,7 +45,8 @@ def _segment(name: str, run: list[Kernel], wanted: Iterable[str], params: Iterab
     read = {p.name: p for k in run for p in k.program.params if p.name not in written}
     ordered = [*(p for n, p in known.items() if n in read), *(p for n, p in read.items() if n not in known)]
     made, names = composed(run, ordered)
-    return Program.of(name, ordered, [_bare(o) for n, o in made.items() if n in wanted], names)
+    outputs = sorted((_bare(o) for n, o in made.items() if n in wanted), key=lambda o: o.into is None)
+    return Program.of(name, ordered, outputs, names)
 
 
 def _bare(output: Output) -> Output:

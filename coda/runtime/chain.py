@@ -64,8 +64,8 @@ class ChainedProgram(CompiledProgram):
                 tensors |= call_stored(step, {p.name: tensors[p.name] for p in step.params}, sizes)
                 continue
             results = step(**{p.name: tensors[p.name] for p in step.program.params})
-            results = results if isinstance(results, tuple) else (results,)
-            tensors |= zip((o.name for o in returned(step.program)), results, strict=True)
+            names = [o.name for o in returned(step.program)]  # none where it only accumulates
+            tensors |= zip(names, results if len(names) > 1 else (results,), strict=False)
             if self.last_route.kind == "kernel" and step.last_route is not None:
                 self.last_route = step.last_route
         return tensors

@@ -240,14 +240,14 @@ def test_segments_and_calls_make_up_the_program():
 class Interpreted:
     """A segment's artifact that runs the interpreter, with CPU tensors for those of a GPU."""
 
-    def __init__(self, p):
-        self.p = p
+    def __init__(self, p, dims=None):
+        self.p, self.dims = p, dims
 
     def check(self, args):
         return None
 
     def output_shapes(self, sizes):
-        return {o.name: type_shape(o.type, sizes) for o in self.p.outputs}
+        return {o.name: type_shape(o.type, sizes) for o in self.p.outputs if o.into is None}
 
     def workspace_bytes(self, args):
         return 0
@@ -256,10 +256,11 @@ class Interpreted:
         raise AssertionError
 
     def run(self, args, workspace, stream):
-        names = [p.name for p in self.p.params]
-        inputs, outputs = dict(zip(names, args, strict=False)), args[len(names) :]
-        for target, x in zip(outputs, evaluate(self.p, inputs, dims=self.dims).values(), strict=True):
-            target.copy_(x.view(target.shape))
+        names = [*(p.name for p in self.p.params), *(o.name for o in self.p.outputs if o.into is None)]
+        given = dict(zip(names, args, strict=True))
+        results = evaluate(self.p, {p.name: given[p.name] for p in self.p.params}, dims=self.dims)
+        for o in self.p.outputs:
+            given[o.into or o.name].copy_(results[o.name].view(given[o.into or o.name].shape))
 
 
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
@@ -269,9 +270,7 @@ def test_a_chain_calls_between_its_segments(backward):
 
     def build(part, sizes, tile):
         built.append(part.name)
-        artifact = Interpreted(part)
-        artifact.dims = {"B": 2}
-        return artifact
+        return Interpreted(part, {"B": 2})
 
     f = ChainedProgram(p, {"B": 2}, build=build, device_type="cpu", parts=segments(fuse(p).forward))
     for rows in (6, 10, 6):
@@ -332,3 +331,36 @@ def test_a_derived_file_declares_each_extern_once(tmp_path):
         programs = load_path(out).programs
         assert options or list(programs) == ["llama3_layer", "llama3_layer_backward"]
         assert sum("call" in {n.op for n in p.nodes()} for p in programs.values()) == 2
+
+
+TWICE = """program twice(x: f32[M, N], w: bf16[N2, N], a: f32[N], a2: f32[N2], inout total: f32[N2, N]) {
+    dim N2 = N
+    y = scan(x * 2, a)
+    z: f32[M, N2] = cast(y, bf16) @ w.T
+    t = scan(layout(z, [M, N2]), a2)
+    total += cast(t, bf16).T @ cast(y, bf16)
+    return t: f32, y: f32
+}
+"""
+
+
+def test_calls_one_behind_the_other(scan):
+    """What the second needs of the first lies between; accumulations belong to the segment that makes them."""
+    inner = externs._REGISTERED["scan"]
+    externs._REGISTERED["scan"] = lambda x, a: inner(x, a)[0]
+    p = load(ONE + BACKWARD + TWICE).programs["twice"]
+    cut = fuse(p).forward
+    parts = segments(cut)
+    kinds = [isinstance(part, Program) for part in parts]
+    assert kinds == [True, False, True, False, True]
+    for part in parts:
+        check_text(part if isinstance(part, Program) else part.program)
+    assert [q.name for q in parts[-1].params if q.inout] == ["total"]
+    inputs = random_inputs(p, {"M": 5, "N": 8})
+    f = ChainedProgram(p, build=lambda part, sizes, tile: Interpreted(part), device_type="cpu", parts=parts)
+    before = inputs["total"].clone()
+    want = evaluate(p, {**inputs, "total": before})
+    got = f(**inputs)
+    torch.testing.assert_close(got[0], want["t"])
+    torch.testing.assert_close(inputs["total"], want["total"])
+    check_gradients(p, {"M": 5, "N": 8}, wrt=["x", "w", "a"], of=["t", "y"])
