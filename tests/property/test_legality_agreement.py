@@ -1,4 +1,4 @@
-"""``can_lower`` and ``NAME_check`` walk the same records: on any tensors, the same answer in the same words."""
+"""``can_lower`` and ``NAME_check`` walk the same records: on any tensors, the same answer in the same words (B4)."""
 
 from __future__ import annotations
 

@@ -50,6 +50,7 @@ def strided(how, tensors):
 
 @pytest.mark.parametrize("how", ["contiguous", "transposed", "padded", "expanded"])
 def test_l2_opcheck(how):
+    """Case A7 as well: eager, fake and compiled take the same layouts."""
     torch.library.opcheck(BLOCK, (strided(how, operands()), [2, 3], TEXT, options()))
 
 

@@ -211,6 +211,7 @@ def test_what_cannot_be_measured_runs_as_if_nobody_had_asked(machine: Machine, m
 
 
 def test_declined_where_it_was_measured_to_lose(machine: Machine) -> None:
+    """Case L5."""
     p, use = program(LINEAR), Tuning(build.lowered)
     machine.ratio = dict.fromkeys((t.name for t in candidates(build.lowered(p).gemms[0], SIZES)), 1.25)
     tuning.tune(build.lowered(p), SIZES)

@@ -232,6 +232,7 @@ def test_accepted_operands_run_as_they_are():
 
 
 def test_a_refusal_is_cured_by_copies_of_what_it_names():
+    """Case A8: no copy is made in silence."""
     f = faked(RESIDUAL_STATS)
     o, w, x = bf16(M, 2 * K)[:, ::2], bf16(N, K), bf16(M, N)
     h, _ = f(o, w, x)

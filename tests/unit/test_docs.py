@@ -74,8 +74,10 @@ def test_every_command_is_in_the_readme():
 
 
 def test_every_case_names_a_test():
-    rows = re.findall(r"^\| ([A-Z]\d+) \|.*\| `([^`]+)` \|$", (ROOT / "docs/cases.md").read_text(), re.MULTILINE)
-    assert rows
-    for case, file in rows:
-        text = (ROOT / file).read_text()
-        assert re.search(rf"\b{case}\b|_{case.lower()}_", text), f"{file} does not mention {case}"
+    """Each file that a row names is there, and one of them at least says which case it is about."""
+    rows = re.findall(r"^\| ([A-Z]\d+) \|.*\| ([^|]+) \|$", (ROOT / "docs/cases.md").read_text(), re.MULTILINE)
+    assert len(rows) > 70
+    for case, files in rows:
+        texts = [(ROOT / file).read_text() for file in re.findall(r"`([^`]+)`", files)]
+        mention = re.compile(rf"\b{case}\b|_{case.lower()}_")
+        assert any(mention.search(text) for text in texts), f"{files} does not mention {case}"

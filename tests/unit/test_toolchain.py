@@ -87,6 +87,7 @@ def test_libraries_of_wheels_are_in_lib(tmp_path: Path) -> None:
 
 
 def test_other_cutlass_is_refused(bare: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Case C9: generated code and library belong together."""
     (tmp_path / "include/cutlass").mkdir(parents=True)
     numbers = "".join(f"#define CUTLASS_{p} {v}\n" for p, v in (("MAJOR", 3), ("MINOR", 9), ("PATCH", 1)))
     (tmp_path / "include/cutlass/version.h").write_text(numbers)
