@@ -56,6 +56,7 @@ class Side:
         gemms = lowered.schedule.gemms
         measured = {} if tile else tiles_here(lowered.schedule, sizes)
         tiles = {plan.name: parse_tile(tile) if tile else choose_tile(plan, sizes) for plan in gemms} | measured
+        tiles = {plan.name: tiles[lowered.schedule.leader(plan).name] for plan in gemms}
         declined = None if tile else declined_here(lowered.schedule, sizes)
         refusal = None
         if all(known(size, sizes) is not None for arg in lowered.schedule.args for size in arg.dims):
@@ -161,8 +162,10 @@ class Side:
 
     def text(self, gpu: Gpu, measured: Mapping[str, float]) -> list[str]:
         lines = []
-        for step in self.steps:
-            lines += [f"  {step.name}"] if len(self.steps) > 1 else []
+        for schedule, step in [(x.schedule, step) for x in self.lowered for step in x.schedule.steps]:
+            leader = schedule.leader(step)
+            shared = "" if leader is step else f", in the launch of {leader.name}"
+            lines += [f"  {step.name}{shared}"] if len(self.steps) > 1 else []
             lines += self.plan_text(step)
         lines += [f"  refused at these sizes: {self.refusal}"] if self.refusal else []
         lines += [f"  not fused by coda.compile: {self.declined}"] if self.declined else []

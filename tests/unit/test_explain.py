@@ -13,6 +13,7 @@ from coda.cli.request import Request
 from coda.cost import GPUS, cost
 from coda.frontend import load_path
 from coda.ir import Program, rewrite
+from coda.passes import derive
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 LLAMA = str(EXAMPLES / "llama3_block.coda")
@@ -198,3 +199,8 @@ def test_measured_times_stand_beside_the_floors(monkeypatch, capsys):
     assert "measured here" in out and out.count("2.000 ms") == 4
     assert main(["explain", LLAMA, "--program", "llama3_mlp", "--dims", "M=16", "--measure"]) == 1
     assert "the sizes of A, D, F are not known" in capsys.readouterr().err
+
+
+def test_products_of_one_launch_say_so():
+    text = explain(Request(derive(BLOCKS["llama3_mlp"])[0].backward, {})).text()
+    assert "llama3_mlp_backward_7_gemm_2, in the launch of llama3_mlp_backward_7_gemm_1" in text
