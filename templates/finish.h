@@ -8,7 +8,7 @@
 
 namespace coda {
 
-constexpr int kFinishWidth = 32, kFinishDepth = 16;
+constexpr int kFinishWidth = 32, kFinishDepth = kPartialDepth;
 
 // The reduction of a slot's partials at position i, in every thread with threadIdx.y == 0.
 template <class R> __device__ typename R::State combine_partials(Operand const& slot, int length, int i) {

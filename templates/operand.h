@@ -6,6 +6,7 @@
 #include "launch.h"
 #include "quantize.h"
 #include "random.h"
+#include "reduce.h"
 #include "scalar.h"
 
 namespace coda {
@@ -25,6 +26,27 @@ template <class D> CODA_FN auto load_row(Operand const& o, int row, int rows, in
   using T = decltype(load((D const*)nullptr));
   if (!o.data) return constant<T>(o);
   return row < rows ? load(static_cast<D const*>(o.data) + row * o.row + lane * o.lane) : T(0);
+}
+
+// How many running results a reduction of partials has, and joins in a tree: the order is that of a finish kernel, where
+// threads share a row.
+constexpr int kPartialDepth = 16;
+
+// The reduction of a row's partials, [extent][rows] in memory.
+template <class R> CODA_FN float load_partials(Operand const& o, int row, int rows) {
+  float total[kPartialDepth];
+  CODA_UNROLL
+  for (int d = 0; d < kPartialDepth; ++d) total[d] = R::identity();
+  float const* p = static_cast<float const*>(o.data) + int64_t(row) * o.row;
+  for (int first = 0; row < rows && first < o.extent; first += kPartialDepth)
+    CODA_UNROLL
+    for (int d = 0; d < kPartialDepth; ++d)
+      if (first + d < o.extent) total[d] = R::combine(total[d], p[(first + d) * o.column]);
+  CODA_UNROLL
+  for (int half = kPartialDepth / 2; half > 0; half /= 2)
+    CODA_UNROLL
+    for (int d = 0; d < half; ++d) total[d] = R::combine(total[d], total[d + half]);
+  return R::value(total[0]);
 }
 
 // Columns `column` and `column + 1`; zero beyond the last one.

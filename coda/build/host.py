@@ -239,7 +239,7 @@ def _loop(context: Tables, loop: Loop) -> list[str]:
 def _temporary(context: Tables, t: Temporary) -> str:
     code, bits = t.dtype.dlpack
     dims = ", ".join(context.extent(size) for size in t.dims)
-    return f"{{{string(t.name)}, {{{code}, {bits}, 1}}, {len(t.dims)}, {{{dims}}}, {t.buffer}}}"
+    return f"{{{string(t.name)}, {{{code}, {bits}, 1}}, {len(t.dims)}, {{{dims}}}, {t.buffer}, {_dim(t.step)}}}"
 
 
 def _arg(plan: Schedule, facts: Checks, i: int) -> str:
@@ -265,7 +265,8 @@ def _operand(context: Tables, plan: Kernel, operand: Operand) -> str:
     number, integer = absent(plan.arg(operand.arg), operand.identity)
     dims = f"{_dim(operand.row_dim)}, {_dim(operand.column_dim)}, {_lanes(operand.lanes)}"
     index = context.index(operand.arg)
-    return f"{{{index}, {dims}, {_dim(operand.map)}, {number}, {_walk(operand.walk)}, {integer}, {{}}}}"
+    partials = str(operand.partial is not None).lower()
+    return f"{{{index}, {dims}, {_dim(operand.map)}, {number}, {_walk(operand.walk)}, {integer}, {{}}, {partials}}}"
 
 
 def _store(context: Tables, store: Store) -> str:

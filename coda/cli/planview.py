@@ -52,7 +52,9 @@ def document(plan: Plan, tile: Tile) -> dict:
         "lanes": plan.lanes,
         "launches": 1 + len(plan.finishings),
         "tile": tile.name,
-        "reads": [{"name": o.arg, "dtype": o.dtype.name, "space": o.space.value} for o in plan.operands],
+        "reads": [
+            {"name": o.arg, "dtype": o.dtype.name, "space": o.space.value} for o in plan.operands if o.size is None
+        ],
         "stores": [
             {"output": s.arg, "kind": s.kind, "dtype": s.dtype.name, "reduction": s.reduction, "finished": s.finished}
             for s in plan.stores
@@ -67,7 +69,7 @@ def text(plan: Plan, tile: Tile) -> list[str]:
     rows = [("kernel", _product(plan), "f32 accumulation, one launch" if launches == 1 else f"{launches} launches")]
     rows.append(("tile", tile.name, f"{tile.schedule}, cluster {tile.cluster_m}x{tile.cluster_n}"))
     rows += [("heads", f"{s.name}: {_heads(plan, s)}", _blocks(s)) for s in (plan.heads.segments if plan.heads else ())]
-    rows += [("reads", _typed(plan, o.arg), _reads(o)) for o in plan.operands]
+    rows += [("reads", _typed(plan, o.arg), _reads(o)) for o in _read(plan)]
     rows += [("stores", _typed(plan, s.arg) if s.arg else f"workspace: {s.dtype}", _stores(s)) for s in plan.stores]
     for finishing in plan.finishings:
         outputs = ", ".join(_typed(plan, name) for _, name, _ in finishing.results)
@@ -106,9 +108,16 @@ def _blocks(segment: Segment) -> str:
     return "; ".join([*first, f"columns {', '.join(blocks)}{pairs}"] if blocks else first)
 
 
+def _read(plan: Plan) -> list[Operand]:
+    """The operands that are tensors."""
+    return [o for o in plan.operands if o.size is None]
+
+
 def _reads(operand: Operand) -> str:
     if operand.gathered:
         return "the row of the table at each row's position"
+    if operand.partial is not None:
+        return f"for each row, the {operand.partial} of its partials"
     through = ", prefetched by TMA" if operand.space is Space.TILE else ""
     return WHERE[operand.space] + through
 

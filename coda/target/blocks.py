@@ -25,6 +25,7 @@ from coda.target.product import MAX_TERMS
 from coda.target.rows import lower_rows
 from coda.target.schedule import Kernel, Schedule, schedule_steps
 from coda.target.twins import MOST_MEMBERS, are_twins, members
+from coda.target.unfinished import finished_by_readers
 
 # The products that one kernel takes: sums; weights side by side, which need sizes that are numbers, or gate
 # and up alone; products with one right operand, where what follows is the same for all; then none together.
@@ -53,9 +54,12 @@ def lower_program(program: Program, numerics: str = "fused", sizes: Mapping[str,
     return lower_noting(program, numerics, sizes).schedule
 
 
-def lower_noting(program: Program, numerics: str = "fused", sizes: Mapping[str, int] | None = None) -> Lowered:
+def lower_noting(
+    program: Program, numerics: str = "fused", sizes: Mapping[str, int] | None = None, early: bool = True
+) -> Lowered:
     """The kernels of a program. Raises CodaError that says why where it cannot be lowered. ``numerics`` is that of the
-    passes that cut it: where it is eager, no rounding moves. Of ``sizes`` those of heads become part of the kernels."""
+    passes that cut it: where it is eager, no rounding moves. Of ``sizes`` those of heads become part of the kernels.
+    With ``early`` products finish the sums of rows that they read (unfinished.py)."""
     program = with_head_sizes(program, sizes or {})
     if has_calls(program):
         called = ", ".join(dict.fromkeys(n.attr("callee").name for n in program.nodes() if n.op == "call"))
@@ -70,7 +74,7 @@ def lower_noting(program: Program, numerics: str = "fused", sizes: Mapping[str, 
     for give_up in (False, True):  # epilogues that cannot be lowered
         for most in candidates:
             try:
-                lowered = _lower_block(optimized, most, give_up)
+                lowered = _lower_block(optimized, most, give_up, early)
                 return replace(lowered, notes=(*notes, *lowered.notes))
             except CodaError as error:
                 error.source = error.source or refusals[0].source
@@ -87,20 +91,22 @@ def _by_time(program: Program, sizes: Mapping[str, int]) -> list[Mapping[str, in
     return [most for _, most in sorted(ways.values(), key=lambda way: way[0])]
 
 
-def _lower_block(program: Program, most: Mapping[str, int], give_up: bool) -> Lowered:
+def _lower_block(program: Program, most: Mapping[str, int], give_up: bool, early: bool) -> Lowered:
     """The kernels with these merges. With ``give_up`` what cannot be lowered behind a product is its own kernel."""
     bare: dict[int, Note] = {}
     while True:
         cut = partition(program, most, bare)
-        kernels = {k.name: k for k in cut.kernels}
-        joined = joined_finishes(cut.kernels)
+        results = [o.name for o in cut.program.outputs]
+        unfinished = finished_by_readers(cut.kernels if early else [], results, lower)
+        kernels = {k.name: k for k in unfinished.kernels or cut.kernels}
+        joined = joined_finishes(list(kernels.values()))
         parts: list[Program] = []
         launches: list[list[Kernel]] = []  # the steps that each launch runs
         try:
             for whole in joined:
                 group = kernels[whole.name].group
                 parts += members(whole) if group is not None and group.kind == "M" else [whole]
-                launches.append(_launch(parts[sum(map(len, launches)) :]))
+                launches.append(_launch(parts[sum(map(len, launches)) :], unfinished.of(whole.name)))
         except CodaError as error:
             more = _stored_plainly(cut, kernels[whole.name], bare, error) if give_up else {}
             if not more:
@@ -113,9 +119,9 @@ def _lower_block(program: Program, most: Mapping[str, int], give_up: bool) -> Lo
         return Lowered(schedule, tuple(parts), (*cut.notes, *bare.values()))
 
 
-def _launch(parts: Sequence[Program]) -> list[Kernel]:
-    """Programs as the steps of one launch."""
-    steps = [lower_kernel(part) for part in parts]
+def _launch(parts: Sequence[Program], partials: Mapping[str, str]) -> list[Kernel]:
+    """Programs as the steps of one launch, which finish some partials."""
+    steps = [lower(part, partials) if partials else lower_kernel(part) for part in parts]
     if len(steps) > 1 and not are_twins(steps):
         raise CodaError.of(f"what follows the products of '{parts[0].name}' and '{parts[1].name}' is not the same")
     return steps

@@ -25,7 +25,7 @@ def lower_in_chunks(
     program = with_head_sizes(program, sizes or {})
     cut = chunk(program, axis)
     before = [lower_noting(p, numerics) for p in cut.before]
-    body = lower_noting(cut.body, numerics)
+    body = lower_noting(cut.body, numerics, early=False)  # partials of a chunk have the rows of a chunk
     after = [lower_noting(cut.after, numerics)] if cut.after else []
     first = sum(len(piece.schedule.steps) for piece in before)
     end = first + len(body.schedule.steps)

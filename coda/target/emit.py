@@ -163,7 +163,7 @@ def _emit_node(placed: _Placed, scope: Scope, node: Node, space: Space, name: st
     elif (position := placed.position(node)) is not None:
         expression = f"coda::is_column(n, {scope.value(position, 'int64_t')})"
     elif node.op == "size" and not node.attr("expr").is_Integer:
-        expression = "columns" if node.attr("expr") == dim_size(placed.plan.columns) else "rows"
+        expression = size_of(placed.plan, node)
     elif space is Space.TILE and node.op == "cast" and is_packed(node.dtype):
         word = scope.words[node] = f"w{name[1:]}"
         source = scope.value(node.args[0], "float")
@@ -193,8 +193,23 @@ def _load(plan: Plan, leaf: Node, space: Space) -> str:
     if space is Space.UNIFORM:
         return f"coda::load_scalar<{dtype}>(in[{index}])"
     if space is Space.ROW:
-        return f"coda::load_row<{dtype}>(in[{index}], m, rows, {lane})"
+        return load_row(plan.operands[index], index, lane)
     return f"coda::load_columns<{dtype}>(in[{index}], n, columns, {lane})"
+
+
+def size_of(plan: Plan, node: Node) -> str:
+    """A size that is no number, in a body."""
+    known = {dim_size(plan.columns): "columns", dim_size(plan.rows): "rows"}
+    told = {o.size: f"in[{i}].integer" for i, o in enumerate(plan.operands) if o.size is not None}
+    return (told | known)[node.attr("expr")]
+
+
+def load_row(operand: Operand, index: int, lane: int | None = None) -> str:
+    """The value of row ``m`` of an operand."""
+    if operand.partial is not None:
+        return f"coda::load_partials<{REDUCTIONS[operand.partial].cpp}>(in[{index}], m, rows)"
+    which = "" if lane is None else f", {lane}"
+    return f"coda::load_row<{operand.dtype.cpp}>(in[{index}], m, rows{which})"
 
 
 def _results(plan: Plan, scope: Scope) -> tuple[list[str], list[str]]:

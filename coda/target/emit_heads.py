@@ -13,7 +13,7 @@ from functools import cached_property
 
 from coda.ir import Node
 from coda.ops.reduce import REDUCTIONS
-from coda.target.emit import operand_traits
+from coda.target.emit import load_row, operand_traits, size_of
 from coda.target.heads import HeadLowering, fail
 from coda.target.plan import Block, Plan, Segment
 from coda.target.scalars import Scope, cpp_type, is_packed, pack, unpack
@@ -127,11 +127,15 @@ class HeadEmitter:
                 continue
             type_ = f"coda::Two<{cpp_type(node.dtype)}>" if two else cpp_type(node.dtype)
             name = f"{variable}{len(section.members)}"
-            value = load(node) if self.lowering.is_leaf(node) else self.scope.expression(node)
+            value = load(node) if self.lowering.is_leaf(node) else self.expression(node)
             section.members.append(f"{type_} {name};")
             section.code.append(f"{variable}.{name} = {f'coda::spread({value})' if two else value};")
             self.scope.names[node] = f"{variable}.{name}"
         return section
+
+    def expression(self, node: Node) -> str:
+        told = node.op == "size" and not node.attr("expr").is_Integer
+        return size_of(self.plan, node) if told else self.scope.expression(node)
 
     def index(self, leaf: Node) -> int:
         operand = self.lowering.operand(leaf)
@@ -156,7 +160,7 @@ class HeadEmitter:
         return f"coda::load_scalar<{self._dtype(leaf)}>(in[{self.index(leaf)}])"
 
     def load_row(self, leaf: Node) -> str:
-        return f"coda::load_row<{self._dtype(leaf)}>(in[{self.index(leaf)}], m, rows)"
+        return load_row(self.plan.operands[self.index(leaf)], self.index(leaf))
 
     def load_head(self, segment: Segment) -> Callable[[Node], str]:
         return lambda leaf: (

@@ -114,13 +114,15 @@ def checks(plan: Kernel | Schedule) -> Checks:
 
 def partial_outputs(plan: Kernel | Schedule) -> dict[str, p.Store]:
     """Outputs that are unfinished reductions: tensors [count, length]."""
-    stores = [s for step in as_schedule(plan).gemms for s in step.stores]
-    return {s.arg: s for s in stores if s.kind in ("row", "column") and s.arg is not None and not s.finished}
+    schedule = as_schedule(plan)
+    stores = [s for step in schedule.gemms for s in step.stores if s.kind in ("row", "column") and not s.finished]
+    args = {a.name for a in schedule.args}
+    return {s.arg: s for s in stores if s.arg is not None and s.arg in args}
 
 
 def partial_step(schedule: Schedule) -> p.Plan | None:
     """The kernel whose unfinished reductions are outputs, if there is one."""
-    found = [step for step in schedule.gemms if partial_outputs(step)]
+    found = [step for step in schedule.gemms if partial_outputs(step).keys() & partial_outputs(schedule).keys()]
     if len(found) > 1:
         raise CodaError.of(f"'{schedule.name}' returns partial results of several kernels", "return them finished")
     return found[0] if found else None
@@ -402,6 +404,7 @@ def sizes_of(plan: Schedule) -> list[Size]:
         sizes += [o.size for f in step.finishings for o in f.operands if o.size is not None]
         if isinstance(step, p.Plan):
             sizes += [dim_size(term.contraction) for term in step.terms]
+            sizes += [o.size for o in step.operands if o.size is not None]
             continue
         sizes += _row_sizes(step)
     sizes += [size for t in plan.temporaries for size in t.dims]

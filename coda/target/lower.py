@@ -7,7 +7,7 @@ cannot be lowered raises a CodaError that says why, at the place in the source.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,19 +21,21 @@ from coda.passes.lane_heads import lanes_as_heads
 from coda.passes.lanes import lane_axes, unroll_lanes
 from coda.passes.parts import push_parts
 from coda.target.heads import HeadLowering, is_head_wise, pair_axis
-from coda.target.plan import FLOATS, STORED, Arg, Finishing, Lanes, Operand, Plan, Space, Store, dtype_list
+from coda.target.plan import FLOATS, STORED, Arg, Finishing, Lanes, Operand, Plan, Space, Store, Walk, dtype_list
 from coda.target.product import fail as _fail
 from coda.target.product import find_product, lane_order
 
 
-def lower(program: Program) -> Plan:
-    """The visitor plan of an epilogue program. Raises CodaError where the program needs more than one kernel."""
-    return _Lowering(program).plan()
+def lower(program: Program, partials: Mapping[str, str] | None = None) -> Plan:
+    """The visitor plan of an epilogue program. Raises CodaError where the program needs more than one kernel.
+    ``partials`` names parameters that are unfinished reductions of rows, and says how they are finished."""
+    return _Lowering(program, partials or {}).plan()
 
 
 class _Lowering:
-    def __init__(self, program: Program):
+    def __init__(self, program: Program, partials: Mapping[str, str]):
         self.source = program.source
+        self.partials = partials
         self.original = program
         try:
             program = lanes_as_heads(program)
@@ -118,7 +120,10 @@ class _Lowering:
             self._check_readable(param)
             row_dim, column_dim, lanes = self._tensor_dims(param.type.dims, leaf, name)
             space = self.space(leaf)
-            found[name, identity] = Operand(name, space, param.type.dtype, row_dim, column_dim, lanes, identity)
+            operand = Operand(name, space, param.type.dtype, row_dim, column_dim, lanes, identity)
+            if name in self.partials:
+                operand = replace(operand, row_dim=1, column_dim=0, partial=self.partials[name])
+            found[name, identity] = operand
         order = [p.name for p in self.program.params]
         operands = sorted(found.values(), key=lambda o: (order.index(o.arg), o.identity))
         return tuple(self._with_maps(operands))
@@ -168,11 +173,15 @@ class _Lowering:
         for output in self.program.outputs:
             for leaf in filter(lowering.is_leaf, lowering.walk([output.value])):
                 operand = lowering.operand(leaf)
+                if operand.arg in self.partials:
+                    operand = replace(operand, walk=Walk(row=1, column=0), partial=self.partials[operand.arg])
                 found[operand.arg, operand.identity] = operand
                 for index in [n for n in topological([leaf]) if n.op == "gather"]:
                     position = lowering.operand(index.args[1])
                     found[position.arg, position.identity] = position
-        return self._plan_of(operands=tuple(found.values()), stores=tuple(lowering.stores), finishings=(), heads=heads)
+        sizes = size_operands(lowering.walk([o.value for o in self.program.outputs]))
+        operands = (*found.values(), *sizes)
+        return self._plan_of(operands=operands, stores=tuple(lowering.stores), finishings=(), heads=heads)
 
     def _plan(self) -> Plan:
         if self.head_lowering is not None:
@@ -196,7 +205,6 @@ class _Lowering:
                 stores.append(self._tile_store(output))
         finishings = self._finishings(finished, stores)
         in_tile = walk([v for s in stores for v in s.values], lambda n: is_leaf(n) or n in self.products)
-        self._check_sizes(in_tile, dim_size(self.rows), dim_size(self.columns))
         for node in in_tile:
             if node.op == "pick":
                 raise _fail(
@@ -204,6 +212,7 @@ class _Lowering:
                     node, "return it, or what follows from it, as a value for each row",
                 )  # fmt: skip
         operands = self._operands([v for s in stores for v in s.values])
+        operands += size_operands(in_tile, dim_size(self.rows), dim_size(self.columns))
         return self._plan_of(operands=operands, stores=tuple(stores), finishings=finishings)
 
     def _accumulated(self, output: Output) -> Output:
@@ -431,22 +440,18 @@ class _Lowering:
                 )
         values = [value for _, value in results] + list(kept)
         operands = self._operands([leaf for value in values for leaf in leaves_above(value, set(reductions))])
+        if any(o.partial for o in operands):
+            raise _fail("partials are read where other reductions are finished", values[0])
         above = walk(values, lambda n: n in reductions or is_leaf(n))
         operands += size_operands(above, dim_size(self.columns if kind == "row" else self.rows))
         stored = tuple((value, output.name, output.type.dtype) for output, value in results)
         return Finishing(kind, slots, tuple(reductions), operands, stored, kept)
 
-    def _check_sizes(self, nodes: list[Node], *known: Size) -> None:
-        """A kernel is told the size that its reductions run over, and no other."""
-        for node in nodes:
-            if node.op == "size" and not node.attr("expr").is_Integer and node.attr("expr") not in known:
-                raise _fail(f"the size {node.attr('expr')} is not known to the kernel", node, "pass it as a scalar")
 
-
-def size_operands(nodes: list[Node], known: Size) -> tuple[Operand, ...]:
-    """The sizes that a finish kernel is told, besides the one that its reductions run over."""
+def size_operands(nodes: Sequence[Node], *known: Size) -> tuple[Operand, ...]:
+    """The sizes that a kernel is told, besides those that it knows: of the product, or what reductions run over."""
     sizes = dict.fromkeys(n.attr("expr") for n in nodes if n.op == "size")
-    return tuple(Operand("", Space.UNIFORM, I64, size=s) for s in sizes if not s.is_Integer and s != known)
+    return tuple(Operand("", Space.UNIFORM, I64, size=s) for s in sizes if not s.is_Integer and s not in known)
 
 
 # Operations without a C++ expression that are lowered by what they are; reductions are judged by their kind.

@@ -97,6 +97,7 @@ class Operand:
     walk: Walk | None = None  # head-wise kernels: how rows, heads and columns step through the tensor
     gathered: bool = False  # a table [P, columns] whose rows are selected by a position
     size: Size | None = None
+    partial: str | None = None  # "sum", ..: partials [count, rows], which are reduced where they are read
 
 
 @dataclass(frozen=True)

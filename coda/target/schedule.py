@@ -25,13 +25,15 @@ NOMINAL = 4096  # the size that a symbolic axis is assumed to have where buffers
 
 @dataclass(frozen=True)
 class Temporary:
-    """A tensor between kernels. ``buffer`` is the piece of the workspace it lies in."""
+    """A tensor between kernels. ``buffer`` is the piece of the workspace it lies in. ``step``: the tiles of this step
+    leave it unfinished, as [count, rows]."""
 
     name: str
     dtype: DType
     dims: tuple[Size, ...]
     axes: tuple[str, ...]
     buffer: int
+    step: int | None = None
 
 
 @dataclass(frozen=True)
@@ -146,7 +148,8 @@ def schedule_steps(
     between = {a.name: a for step in steps for a in step.args if a.name not in known}
     lives = {name: _life(name, steps, loop, groups) for name in between}
     buffers = share({name: (*lives[name], _nominal(arg)) for name, arg in between.items()})
-    temporaries = tuple(Temporary(n, a.dtype, a.dims, a.axes, buffers[n]) for n, a in between.items())
+    partial = {s.arg: i for i, step in enumerate(steps) for s in step.stores if s.kind == "row"}
+    temporaries = tuple(Temporary(n, a.dtype, a.dims, a.axes, buffers[n], partial.get(n)) for n, a in between.items())
     return Schedule(
         program.name, program, tuple(args), tuple(steps), temporaries, loop, tuple(groups) if 0 in groups else ()
     )

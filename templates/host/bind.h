@@ -168,11 +168,12 @@ inline int bind_operand(Program const& program, View const* views, Sizes const& 
   o.data = v.data;
   if (spec.walk.head_scale) {
     walk_strides(v, spec.walk, &o.row, &o.column, &o.lane);
-    o.extent = spec.walk.row >= 0 && spec.walk.row < v.rank ? v.shape[spec.walk.row] : 0;
+    o.extent = spec.walk.row >= 0 && spec.walk.row < v.rank ? v.shape[spec.partials ? 0 : spec.walk.row] : 0;
     return CODA_OK;
   }
   o.row = v.pitch(spec.row_dim);
   lane_strides(spec.lanes, v.pitch(spec.column_dim), columns, &o.column, &o.lane);
+  if (spec.partials) o.extent = v.shape[0];
   return CODA_OK;
 }
 

@@ -153,6 +153,15 @@ inline View temporary_view(Call const& call, Temporary const& t) {
   v.rank = t.rank;
   v.dtype = t.dtype;
   v.device = {kDLCUDA, 0};
+  if (t.step >= 0) {
+    Step const& step = call.program->steps[t.step];
+    int64_t rows = call.sizes.value(step.rows), columns = call.sizes.value(step.columns);
+    v.rank = 2;
+    v.shape[0] = partials(select(*call.program, *step.gemm, rows, columns), true, rows, columns);
+    v.shape[1] = v.strides[0] = rows;
+    v.strides[1] = 1;
+    return v;
+  }
   int64_t stride = 1;
   for (int i = t.rank - 1; i >= 0; --i) {
     v.shape[i] = call.sizes.value(t.dims[i]);
@@ -194,7 +203,7 @@ inline void enter(Call& call, Loop const& loop, int64_t start) {
   set_chunk(call, loop, start);
   call.start = start;
   for (int i = 0; i < program.temporary_count; ++i)
-    for (int d = 0; d < program.temporaries[i].rank; ++d)
+    for (int d = 0; program.temporaries[i].step < 0 && d < program.temporaries[i].rank; ++d)
       call.views[program.arg_count + i].shape[d] = call.sizes.value(program.temporaries[i].dims[d]);
   View* views = call.views + program.arg_count + program.temporary_count;
   for (int i = 0; i < loop.part_count; ++i) {

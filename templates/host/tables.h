@@ -79,6 +79,7 @@ struct Operand {
   Walk walk;
   int64_t absent_integer;  // as `absent`, of an integer operand
   Extent size;             // the number that an operand stands for which is no argument (arg -1)
+  bool partials;           // [count, rows], reduced where it is read
 };
 
 enum class StoreKind : uint8_t { kTile, kRow, kColumn, kHead, kPick, kTotal };
@@ -227,6 +228,7 @@ struct Temporary {
   int rank;
   Extent dims[kMaxRank];
   int buffer;
+  int step;  // whose tiles leave it, as partials [count, rows]; -1: it is a tensor of these dims
 };
 
 // What the steps of a loop see of an argument: its chunk along a dim.

@@ -19,6 +19,7 @@ from coda.resources import templates_dir
 from coda.target.blocks import lower_program
 from coda.target.emit import finish_kernel
 from coda.target.legality import can_lower
+from coda.target.plan import Plan
 from coda.target.rowplan import RowPart
 from coda.target.schedule import Schedule, Temporary, schedule_steps, share
 from tests.abi import harness
@@ -35,6 +36,10 @@ program chain(x: bf16[M, K], w: bf16[N, K], v: bf16[L, N], u: bf16[P, L], t: bf1
     b = a @ v.T
     c = b @ u.T
     return c @ t.T: bf16
+}
+program normed(x: bf16[M, K], w: bf16[D, K], gamma: bf16[D], v: bf16[N, D], eps: f32 = 1e-5) {
+    h = cast(x @ w.T, bf16)
+    return y = rms_norm(h, gamma, eps) @ v.T: bf16
 }
 program scaled(x: f32[M, N]) {
     return 2 * x: bf16
@@ -257,6 +262,29 @@ def test_every_kernel_waits_before_it_touches_memory() -> None:
             assert first.strip() == "coda::follow_predecessor();"
     code = "".join(line.split("//")[0] for text in files.values() for line in text.splitlines())
     assert "__ldg" not in code and "__restrict" not in code and ".nc" not in code
+
+
+def test_a_product_reads_the_partials_that_the_one_before_has_left() -> None:
+    """[count, rows], as many as that has tile columns at these sizes; and no finish kernel between."""
+    record = started("normed")
+    first, second = schedule("normed").steps
+    assert isinstance(first, Plan) and isinstance(second, Plan)
+    for m, d in ((300, 520), (129, 264)):
+        args = [zeros(m, 64), zeros(d, 64), zeros(d), zeros(136, d), torch.tensor(1e-6), zeros(m, 136)]
+        record.reset()
+        assert record.run(args, workspace=WORKSPACE) == 0, record.error
+        one, _ = launches(record)
+        width = int(one["kernel"].rsplit("x", 1)[1].split("_")[0])
+        outputs, operands = len(first.stores), len(second.operands)
+        p = record.parameters(harness.launch_type(len(first.tile_operands), len(first.operands), outputs), 0)
+        q = record.parameters(harness.launch_type(len(second.tile_operands), operands, len(second.stores)), 1)
+        left = p.outputs[next(i for i, s in enumerate(first.stores) if s.kind == "row")]
+        read = q.operands[next(i for i, o in enumerate(second.operands) if o.partial)]
+        assert (left.row, left.column) == (read.row, read.column) == (1, m)
+        assert (read.data, read.extent) == (left.data, -(-d // width))
+        told = q.operands[next(i for i, o in enumerate(second.operands) if o.size is not None)]
+        assert told.integer == d
+        assert record.artifact.workspace_bytes(args) >= 2 * m * d + 4 * m * read.extent
 
 
 def test_temporaries_lie_in_the_workspace() -> None:

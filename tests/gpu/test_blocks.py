@@ -9,12 +9,14 @@ import pytest
 import torch
 
 import coda
+from coda.build import build, load
 from coda.frontend import load_path
 from coda.ir import Program
 from coda.passes import derive
 from coda.runtime.binding import bind, shapes_of
 from coda.runtime.compare import compare
 from coda.runtime.inputs import poisoned_outputs, random_inputs
+from coda.target.blocks import lower_noting
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NAMES = ("mlp_block", "llama3_mlp", "phi3_mlp", "t5_ff", "gemma2_mlp", "gemma2_logits", "gpt2_mlp", "vit_mlp",
@@ -131,3 +133,35 @@ def test_kernels_that_begin_early_wait(name: str, backward: bool, sizes: dict[st
     for i, out in enumerate(outputs):
         different = [n for n, x in out.items() if not torch.equal(x, want[i % 4][n])]
         assert not different, f"call {i}: {different}"
+
+
+@pytest.mark.parametrize("name", ["llama3_mlp", "phi3_mlp"])
+def test_products_that_finish_sums_give_the_bits_of_a_finish_kernel(name: str) -> None:
+    """The order of additions is the same; a launch is not there."""
+    program = programs()[name]
+    for sizes in (SMALL, LARGE):
+        chosen = sizes_of(program, sizes)
+        inputs = random_inputs(program, chosen, 1, "cuda")
+        results = []
+        for early in (True, False):
+            schedule = lower_noting(program, early=early).schedule
+            artifact = load(build(schedule, dims=chosen))
+            out = poisoned_outputs(program, chosen, "cuda")
+            artifact.run([inputs[p.name] for p in program.params] + list(out.values()))
+            results.append(out)
+        assert all(torch.equal(results[0][n], results[1][n]) for n in results[0]), chosen
+        reads = [o for step in lower_noting(program).schedule.gemms for o in step.operands if o.partial]
+        assert reads
+
+
+def test_backward_finishes_sums_in_the_product_behind() -> None:
+    program = derive(programs()["llama3_mlp"])[0].backward
+    chosen = sizes_of(program, SMALL)
+    inputs = random_inputs(program, chosen, 1, "cuda")
+    results = []
+    for early in (True, False):
+        artifact = load(build(lower_noting(program, early=early).schedule, dims=chosen))
+        out = poisoned_outputs(program, chosen, "cuda")
+        artifact.run([inputs[p.name] for p in program.params] + list(out.values()))
+        results.append(out)
+    assert all(torch.equal(results[0][n], results[1][n]) for n in results[0])

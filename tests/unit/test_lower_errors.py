@@ -95,9 +95,9 @@ REFUSALS = {
         "x: bf16[M, K], w: bf16[(S F), K]) {\n z = x @ w.T\n return z.S[0] * z.S[1]: bf16",
         (3, 9), "axis 'S' is sliced, so its size must be known", "give it where the axis is declared, as in (S=2 F)",
     ),
-    "mean_over_lanes": (
-        "x: bf16[M, K], w: bf16[(s=2 F), K]) {\n z = x @ w.T\n return z.s[0] * z.s[1]: bf16, m = mean(z, s): bf16",
-        (3, 36), "'mean' over the lane axis 's' is lowered in a later release",
+    "logsumexp_over_lanes": (
+        "x: bf16[M, K], w: bf16[(s=2 F), K]) {\n z = x @ w.T\n return z.s[0] * z.s[1]: bf16, m = logsumexp(z, s): bf16",
+        (3, 36), "'logsumexp' over the lane axis 's' is lowered in a later release",
         "write it over the lanes, as in z.s[0] + z.s[1]",
     ),
     # where values vary

@@ -13,7 +13,14 @@ from torch import Tensor
 from tests.hostmath import compile_cpp
 
 DRIVER = """
+#include "operand.h"
 #include "reduce.h"
+// The partials [count][rows] of a row, as the epilogue of a product reads them.
+extern "C" float partials(float const* data, int count, int row, int rows) {
+  coda::Operand o{};
+  o.data = data, o.row = 1, o.column = rows, o.extent = count;
+  return coda::load_partials<coda::Sum>(o, row, rows);
+}
 // Columns in two tiles of four threads each, eight values a step, combined as a kernel combines them.
 extern "C" float lse(float const* x, int steps) {
   using R = coda::LogSumExp;
@@ -69,3 +76,18 @@ def test_special_values_wherever_they_stand(special: list[float], first: int):
     want = float(x.logsumexp(0))
     got = lse(x)
     assert got == pytest.approx(want, rel=1e-6) or (math.isnan(got) and math.isnan(want))
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 15, 16, 17, 32, 33, 100])
+def test_partials_are_added_up_in_the_order_of_a_finish_kernel(count: int) -> None:
+    """templates/finish.h: sixteen running sums, joined in a tree. To the bit, so that it does not matter who adds."""
+    rows, row = 5, 3
+    x = torch.randn(count, rows, generator=torch.Generator().manual_seed(count)) * 1000
+    running = torch.zeros(16)
+    for i in range(count):
+        running[i % 16] += x[i, row]
+    for half in (8, 4, 2, 1):
+        running[:half] += running[half : 2 * half]
+    function = _library().partials
+    function.restype, function.argtypes = ctypes.c_float, (ctypes.c_void_p, *[ctypes.c_int] * 3)
+    assert function(x.data_ptr(), count, row, rows) == float(running[0])
