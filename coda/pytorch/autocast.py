@@ -63,6 +63,11 @@ class State:
                 torch.set_autocast_dtype(device, dtype)
 
 
+def enters_autocast(gm: fx.GraphModule) -> bool:
+    """Whether any of a graph of Dynamo runs under autocast."""
+    return State.current().enabled or any(n.target is _enter_autocast for n in gm.graph.nodes)
+
+
 class Entering(TorchFunctionMode):
     """While a graph is traced: regions of autocast in it are entered. Tracing by itself only records that they are."""
 

@@ -6,7 +6,6 @@ The graph is captured as ATen operations (``graph.py``), regions around products
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -14,11 +13,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from coda.errors import CodaError
+from coda.pytorch.autocast import enters_autocast
 from coda.pytorch.config import Config
-from coda.pytorch.graph import capture
+from coda.pytorch.graph import CHECKPOINT, capture
 from coda.pytorch.loss import fuse_losses
 from coda.pytorch.prebuild import prebuild
 from coda.pytorch.report import Report
@@ -32,8 +33,9 @@ def coda(
 ) -> Compiled:
     """The backend: ``options`` are those of Config, ``mode`` is Inductor's."""
     config = Config.of(options)
+    compiler: Callable[..., Compiled] = compile_without_autocast
     if reason := refusal(gm):
-        report = Report.refused(gm, reason)
+        report, compiler = Report.refused(gm, reason), compile_rest
     else:
         gm = capture(gm)
         losses = fuse_losses(gm, "low" if config.fuse_loss == "low" else "fast") if config.fuse_loss else []
@@ -43,7 +45,7 @@ def coda(
     report.publish(config.verbose)
     if config.fallback == "error" and report.unfused:
         raise CodaError.of(f"not fused: {report.unfused[0]}", "fallback='inductor' leaves it to Inductor")
-    return compile_rest(gm, inputs, mode or config.mode, config)
+    return compiler(gm, inputs, mode or config.mode, config)
 
 
 def refusal(gm: fx.GraphModule) -> str | None:
@@ -58,27 +60,30 @@ def refusal(gm: fx.GraphModule) -> str | None:
             f"it works on {type(wrapped).__name__}s, whose local parts this backend does not see: compile what runs on "
             "the local parts"
         )
+    inner = [n for n in gm.graph.nodes if isinstance(n.target, HigherOrderOperator) and n.target is not CHECKPOINT]
+    if inner and enters_autocast(gm):
+        return f"it runs '{inner[0].target.name()}' under autocast, which does not reach into it here"
     return None
 
 
 def compile_rest(gm: fx.GraphModule, inputs: Sequence[Any], mode: str | None, config: Config) -> Compiled:
-    """The graph by Inductor, or by AOT autograd alone. Where autocast is on its casts are in the graph by now."""
-    autocast = torch._C._is_any_autocast_enabled()
-    with torch._C._DisableAutocast() if autocast else contextlib.nullcontext():
-        if config.inductor and can_run_inductor(inputs):
-            from torch._inductor import list_mode_options
-            from torch._inductor.compile_fx import compile_fx
+    """The graph by Inductor, or by AOT autograd alone."""
+    if config.inductor and can_run_inductor(inputs):
+        from torch._inductor import list_mode_options
+        from torch._inductor.compile_fx import compile_fx
 
-            compiled = compile_fx(gm, list(inputs), config_patches=list_mode_options(mode) if mode else None)
-        else:
-            from torch._dynamo.backends.debugging import aot_eager
+        return compile_fx(gm, list(inputs), config_patches=list_mode_options(mode) if mode else None)
+    from torch._dynamo.backends.debugging import aot_eager
 
-            compiled = aot_eager(gm, inputs)
-    return _without_autocast(compiled) if autocast else compiled
+    return aot_eager(gm, inputs)
 
 
-def _without_autocast(compiled: Compiled) -> Compiled:
-    """A compiled graph, which holds its casts, where autocast is on."""
+def compile_without_autocast(gm: fx.GraphModule, *how: Any) -> Compiled:
+    """The same, of a captured graph: where autocast is on its casts are in the graph by now."""
+    if not torch._C._is_any_autocast_enabled():
+        return compile_rest(gm, *how)
+    with torch._C._DisableAutocast():
+        compiled = compile_rest(gm, *how)
 
     @functools.wraps(compiled)
     def run(*args: Any) -> Any:

@@ -84,6 +84,23 @@ def test_autocast_is_left_and_entered_again():
         torch.testing.assert_close(a, b, rtol=2e-2, atol=1e-2)
 
 
+@pytest.mark.parametrize("ambient", [False, True])
+def test_what_autocast_cannot_reach_stays_as_it_is(ambient, reports):
+    """A branch is a graph of its own: the whole stays with torch, which casts in it."""
+    linear = nn.Linear(32, 32)
+
+    def inside(x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return torch.cond(x.sum() > 0, lambda x: F.gelu(linear(x)), lambda x: linear(x), (x,))
+
+    x = torch.randn(4, 32)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=ambient):
+        got, want = compiled(inside)(x), inside(x)
+    assert got.dtype is want.dtype is torch.bfloat16
+    torch.testing.assert_close(got, want)
+    assert not any(r.fused for r in reports)
+
+
 def test_autocast_around_backward():
     """The gradients of a compiled step do not depend on where backward is called."""
     model = tiny("titan", torch.float32)
