@@ -73,7 +73,9 @@ class Launch:
         return sympy.Add(*(t.bytes for t in (*self.reads, *self.writes)))
 
     def seconds(self, sizes: Mapping[str, int], gpu: Gpu) -> float | None:
-        """The least time on a GPU; None where a size is not known."""
+        """The least time on a GPU; None where a size is not known, and of an opaque function."""
+        if self.kind == "opaque":
+            return None
         flops, moved = (known(x, sizes) for x in (self.flops, self.bytes))
         return None if flops is None or moved is None else max(flops / gpu.bf16_flops, moved / gpu.bytes_per_second)
 

@@ -92,6 +92,11 @@ class Side:
     def steps(self) -> tuple[Kernel, ...]:
         return tuple(step for lowered in self.lowered for step in lowered.schedule.steps)
 
+    @property
+    def kernels(self) -> list[Launch]:
+        """The launches that are kernels of ours: opaque functions move and compute what nobody here knows."""
+        return [launch for launch in self.launches if launch.kind != "opaque"]
+
     def count(self) -> Counter[str]:
         """The launches of each kind."""
         count: Counter[str] = Counter()
@@ -100,12 +105,12 @@ class Side:
         return count
 
     def moved(self) -> int | None:
-        """The bytes that all launches move; None where a size is not known."""
-        return _total([known(launch.bytes, self.sizes) for launch in self.launches])
+        """The bytes that all kernels move; None where a size is not known."""
+        return _total([known(launch.bytes, self.sizes) for launch in self.kernels])
 
     def seconds(self, gpu: Gpu) -> float | None:
-        """The sum of the floors of the launches, which run one after the other."""
-        return _total([launch.seconds(self.sizes, gpu) for launch in self.launches])
+        """The sum of the floors of the kernels, which run one after the other."""
+        return _total([launch.seconds(self.sizes, gpu) for launch in self.kernels])
 
     def whole(self, measured: Mapping[str, float]) -> float | None:
         """The milliseconds of all kernels together."""
@@ -187,9 +192,11 @@ class Side:
         rows: list[tuple[str, ...]] = [("", "GFLOP", "bytes moved", f"floor on {gpu.name}", "measured here")]
         for x in self.launches if several else ():
             flops, bytes_ = (known(f, self.sizes) or 0 for f in (x.flops, x.bytes))
-            rows.append(_row(x.name, flops, bytes_, x.seconds(self.sizes, gpu) or 0.0, measured.get(x.name)))
+            rows.append(_row(x.name, flops, bytes_, x.seconds(self.sizes, gpu), measured.get(x.name)))
         if self.launches and moved is not None and seconds is not None:
-            title = "all of them" if several else WAYS["fused"]
+            title = (
+                WAYS["fused"] if not several else "all of them" if self.kernels == [*self.launches] else "our kernels"
+            )
             rows.append(_row(title, numbers.flops, moved, seconds, self.whole(measured)))
         products = sum(n.op == "dot" for n in self.program.nodes())
         for way in ("two_kernels", "one_by_one") if products == 1 and len(self.steps) < 2 else ("one_by_one",):
@@ -264,6 +271,8 @@ def _milliseconds(seconds: float | None) -> float | None:
     return None if seconds is None else 1e3 * seconds
 
 
-def _row(title: str, flops: float, moved: float, seconds: float, measured: float | None = None) -> tuple[str, ...]:
-    numbers = f"{float(flops) / 1e9:.1f}" if flops else "", human_bytes(moved), f"{1e3 * seconds:.3f} ms"
-    return title, *numbers, "" if measured is None else f"{measured:.3f} ms"
+def _row(
+    title: str, flops: float, moved: float, seconds: float | None, measured: float | None = None
+) -> tuple[str, ...]:
+    times = ("" if ms is None else f"{ms:.3f} ms" for ms in (_milliseconds(seconds), measured))
+    return title, f"{float(flops) / 1e9:.1f}" if flops else "", human_bytes(moved), *times

@@ -118,6 +118,21 @@ def test_the_floor_of_a_launch_is_that_of_its_product_or_its_bytes():
         assert kernel["floor_ms"] == pytest.approx(1e3 * max(product, memory))
 
 
+def test_an_opaque_function_is_listed_but_has_no_floor(capsys):
+    layer = str(EXAMPLES / "llama3_8b.toml")
+    assert main(["explain", layer, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    for side in (report, report["backward"]):
+        (call,) = (k for k in side["kernels"] if k["kind"] == "opaque")
+        ours = [k for k in side["kernels"] if k is not call]
+        assert call["floor_ms"] is None and call["flops"] == 0 and "opaque function" in call["reason"]
+        assert side["totals"]["bytes_fused"] == sum(k["bytes"] for k in ours)
+        assert side["totals"]["floor_ms"] == pytest.approx(sum(k["floor_ms"] for k in ours))
+        assert side["totals"]["launches"]["opaque"] == 1
+    assert main(["explain", layer]) == 0
+    assert "our kernels" in capsys.readouterr().out
+
+
 # --prove
 
 
