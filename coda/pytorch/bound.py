@@ -16,6 +16,7 @@ from coda.dtypes import torch_dtype
 from coda.errors import CodaError
 from coda.pytorch.block import Block
 from coda.pytorch.execute import opened, steps
+from coda.runtime.binding import type_shape
 from coda.runtime.callable import Prepared
 from coda.runtime.repeat import ALIGN, REMEMBERED
 
@@ -33,22 +34,26 @@ def call_key(tensors: Sequence[Tensor], sizes: Sequence[int]) -> tuple:
 
 @dataclass(frozen=True)
 class Bound:
-    """One artifact, prepared for these layouts; the outputs as torch sees them."""
+    """One artifact, prepared for these layouts; the outputs as torch sees them. ``copied`` are the operands that are no
+    view of the shape that the kernels see: their positions and these shapes."""
 
     prepared: Prepared
+    copied: tuple[tuple[int, Shape], ...]
     outputs: tuple[tuple[Shape, torch.dtype], ...]
     workspace: int
     device: torch.device
 
     @classmethod
     def of(cls, it: Block, tensors: Sequence[Tensor], sizes: Mapping[str, int]) -> Bound | None:
-        """Of a call that just ran. None where it is not one artifact that read each operand where it is."""
+        """Of a call that just ran. None where it is not one artifact that took the operands as they were flattened."""
         step, *more = steps(it.forward, it.options.fallback, it.options.chunk, it.options.tune)
         if more or step.compiled is None:
             return None
-        values = {p.name: opened(x, p.type, sizes) for p, x in zip(it.forward.params, tensors, strict=True)}
-        if any(v.data_ptr() != x.data_ptr() for v, x in zip(values.values(), tensors, strict=True)):
-            return None
+        params = it.forward.params
+        flat = [x.reshape(type_shape(p.type, sizes)) for p, x in zip(params, tensors, strict=True)]
+        moved = [v.data_ptr() != x.data_ptr() for v, x in zip(flat, tensors, strict=True)]
+        copied = tuple((i, tuple(flat[i].shape)) for i, is_copy in enumerate(moved) if is_copy)
+        values = {p.name: opened(v, p.type, sizes) for p, v in zip(params, flat, strict=True)}
         repeat = step.compiled.remembered(values)
         if repeat is None or repeat.inout:
             return None
@@ -59,10 +64,14 @@ class Bound:
         results = [torch.empty(shape, dtype=dtype, device=repeat.device) for shape, dtype, _ in repeat.outputs]
         outputs = tuple((it.shape(o, sizes), torch_dtype(o.type.dtype)) for o in it.forward.outputs)
         prepared = step.compiled.built().prepare([*used, *results])
-        return cls(prepared, outputs, repeat.workspace, repeat.device)
+        return cls(prepared, copied, outputs, repeat.workspace, repeat.device)
 
     def run(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         device = self.device
+        if self.copied:
+            tensors = list(tensors)
+            for i, shape in self.copied:
+                tensors[i] = tensors[i].reshape(shape)
         results = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in self.outputs]
         workspace = torch.empty(self.workspace, dtype=torch.uint8, device=device) if self.workspace else None
         addresses = [x.data_ptr() for x in tensors]
