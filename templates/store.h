@@ -226,6 +226,17 @@ CUTLASS_DEVICE void store_pick(Output const& o, Two<float> const (&values)[kColu
   }
 }
 
+// A value of each row, from the first step of the first tile.
+template <class D>
+CUTLASS_DEVICE void store_each(Output const& o, Two<float> const (&values)[2], StepPosition const& at) {
+  if (at.column != 0 || at.q != 0) return;
+  CUTLASS_PRAGMA_UNROLL
+  for (int rr = 0; rr < 2; ++rr) {
+    int const row = at.row + 8 * rr;
+    if (row < at.rows) put(static_cast<D*>(o.data) + row * o.row, values[rr].x);
+  }
+}
+
 // Over the 16 rows of a warp's band: halve the columns a lane holds while halving the rows it has yet to add, so a
 // step of 32 columns takes 7 shuffles. The partial of band `band` goes to element (band, column); a band beyond the
 // last row, which a cluster may cover, stores nothing.

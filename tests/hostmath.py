@@ -220,6 +220,8 @@ class _Call:
         for k, store in enumerate(self.plan.stores):
             if store.kind == "tile":
                 results[store.arg or ""] = self._stored(store, values[k])
+            elif store.kind == "each":
+                results[store.arg or ""] = values[k][0][:, 0].to(torch_dtype(store.dtype))
             elif store.kind == "pick":
                 partials[k] = self._picked(*values[k])
             else:

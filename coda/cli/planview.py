@@ -132,6 +132,8 @@ def _typed(plan: Plan, name: str) -> str:
 def _stores(store: Store) -> str:
     if store.kind == "tile":
         return WHERE[Space.TILE]
+    if store.kind == "each":
+        return WHERE[Space.ROW]
     if store.kind == "pick":
         return "one element of each row, at an index"
     over = "column" if store.kind == "row" else "row"

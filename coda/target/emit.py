@@ -382,7 +382,7 @@ def _step(plan: Plan) -> list[str]:
             if not _by_step(store):
                 call = f"coda::accumulate_row<{_combiner(store)}>"
                 lines.append(f"        {call}(totals.store{k}[rr], result.{name}, n, s.at.columns);")
-            elif _is_index(store, i):
+            elif _is_index(store, i) or store.kind == "each":
                 lines.append(f"        {name}[rr] = result.{name};")
             else:
                 lines.append(f"        {name}[2 * j + rr] = result.{name};")
@@ -401,6 +401,8 @@ def _kept(k: int, store: Store, i: int) -> str:
     """The declaration of an array that holds a value of a store over the step."""
     if _is_index(store, i):
         return f"int64_t {result_name(k, i)}[2]"
+    if store.kind == "each":
+        return f"coda::Two<float> {result_name(k, i)}[2]"
     type_ = "uint32_t" if store.is_packed else "coda::Two<float>"
     return f"{type_} {result_name(k, i)}[2 * S::kGroups]"
 
@@ -410,6 +412,8 @@ def _sink(k: int, store: Store) -> list[str]:
     if store.kind == "row":
         call = f"coda::accumulate_step<8 * S::kGroups>(totals.store{k}, {names[0]}, s.at);"
         return [call] if _by_step(store) else []
+    if store.kind == "each":
+        return [f"coda::store_each<{store.dtype.cpp}>(p.outputs[{k}], {names[0]}, s.at);"]
     if store.kind == "pick":
         return [f"coda::store_pick<8 * S::kGroups>(p.outputs[{k}], {names[0]}, {names[1]}, s.at);"]
     if store.kind == "column":

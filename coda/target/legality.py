@@ -293,6 +293,8 @@ class _Derivation:
         limits = [(rows, INT32), (columns, INT32 // plan.lanes), *((extent, inner) for extent in contractions)]
         for extent, limit in limits:
             self._need(Kind.AT_MOST, extent=extent, value=limit)
+        if any(store.kind == "each" for store in plan.stores):
+            self._need(Kind.AT_LEAST, extent=columns, value=1)
         if plan.lanes == 2:
             self._need(Kind.MULTIPLE, why="the columns paired at a time", extent=columns, value=8)
         for operand in plan.tile_operands:

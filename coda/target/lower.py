@@ -201,6 +201,8 @@ class _Lowering:
                 finished[kind].append((output, output.value))
             elif by_row and output.value.type.names == rows:  # there is a kernel over the rows anyway
                 finished["row"].append((output, output.value))
+            elif self.partials and output.value.type.names == rows and output.type.dims == (self.rows,):
+                stores.append(self._row_store(output))
             else:
                 stores.append(self._tile_store(output))
         finishings = self._finishings(finished, stores)
@@ -278,6 +280,12 @@ class _Lowering:
                 f"operand '{param.name}' is {param.type.dtype}; an epilogue reads bf16, f16, f32, i64, i32 and bool",
                 param,
             )
+
+    def _row_store(self, output: Output) -> Store:
+        """A value of each row, which is made of partials and wanted elsewhere, too."""
+        if output.type.dtype not in FLOATS:
+            raise _fail(f"output '{output.name}' is {output.type.dtype}; values of rows are floats", output.value)
+        return Store("each", (output.value,), output.type.dtype, output.name, row_dim=0)
 
     def _tile_store(self, output: Output) -> Store:
         value = output.value

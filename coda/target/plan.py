@@ -108,7 +108,7 @@ class Store:
     kind "row": one f32 for each row and tile column, combined over the columns of the tile; "column": likewise over
     the rows. Partials go to output ``arg`` as [count][length] where the program returns them unfinished, else to the
     workspace, from where a Finishing reads them. kind "pick": one f32 for each row, the element of ``values[0]`` at the
-    column ``values[1]``.
+    column ``values[1]``. kind "each": a value of each row, stored by the first tile that has the row.
     """
 
     kind: str

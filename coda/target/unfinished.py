@@ -2,7 +2,8 @@
 
 A product whose epilogue sums over its columns leaves partials, one for each row and tile. Where all that is made of
 them is read by products behind it, these add them up themselves, each row once a tile, in the order of a finish kernel.
-What the program returns, or a row kernel reads, is finished by a kernel.
+What the program also returns, for its backward, the first of them stores. What a row kernel reads is finished by a
+kernel.
 """
 
 from __future__ import annotations
@@ -40,10 +41,12 @@ def finished_by_readers(
         partials = _partials(finish, kernels)
         made = {o.name for o in finish.program.outputs}
         readers = [k for k in found.kernels if k.reads & made]
-        fits = partials and not made & set(results) and 0 < len(readers) <= MOST_READERS
+        returned = [o for o in finish.program.outputs if o.name in results]
+        fits = partials and 0 < len(readers) <= MOST_READERS and all(o.into is None for o in returned)
         if not fits or any(k.group is None or k.group.kind == "M" for k in readers):
             continue
-        merged = [replace(k, program=_with(k.program, finish.program)) for k in readers]
+        merged = [replace(k, program=_with(k.program, finish.program, () if i else returned))
+                  for i, k in enumerate(readers)]  # fmt: skip
         reads = [found.of(k.name) | partials for k in merged]
         try:
             for kernel, names in zip(merged, reads, strict=True):
@@ -71,11 +74,11 @@ def _partials(finish: Kernel, kernels: Sequence[Kernel]) -> dict[str, str]:
     return found
 
 
-def _with(program: Program, finish: Program) -> Program:
-    """A kernel that computes itself what a finish kernel makes of partials."""
+def _with(program: Program, finish: Program, returned: Sequence[Output]) -> Program:
+    """A kernel that computes itself what a finish kernel makes of partials, and stores some of it."""
     made = {o.name for o in finish.outputs}
     new = substitute((o.value for o in program.outputs), {_input(o): _value(o) for o in finish.outputs})
-    outputs = [replace(o, value=new[o.value]) for o in program.outputs]
+    outputs = [*(replace(o, value=new[o.value]) for o in program.outputs), *returned]
     params = [p for p in program.params if p.name not in made]
     known = {p.name for p in params}
     params += [p for p in finish.params if p.name not in known]

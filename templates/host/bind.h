@@ -198,6 +198,7 @@ inline coda::Output bind_walked_output(View const& v, Walk const& walk) {
 inline coda::Output bind_output(View const* views, int64_t columns, Store const& spec) {
   View const& v = views[spec.arg];
   if (spec.walk.head_scale) return bind_walked_output(v, spec.walk);
+  if (spec.kind == StoreKind::kEach) return {v.data, v.pitch(spec.row_dim), 0, 0, 0};
   if (spec.kind != StoreKind::kTile) return bind_partials(v, spec.kind);
   coda::Output o{};
   o.data = v.data;

@@ -82,7 +82,7 @@ struct Operand {
   bool partials;           // [count, rows], reduced where it is read
 };
 
-enum class StoreKind : uint8_t { kTile, kRow, kColumn, kHead, kPick, kTotal };
+enum class StoreKind : uint8_t { kTile, kRow, kColumn, kHead, kPick, kTotal, kEach };
 
 struct Store {
   StoreKind kind;

@@ -39,7 +39,8 @@ program chain(x: bf16[M, K], w: bf16[N, K], v: bf16[L, N], u: bf16[P, L], t: bf1
 }
 program normed(x: bf16[M, K], w: bf16[D, K], gamma: bf16[D], v: bf16[N, D], eps: f32 = 1e-5) {
     h = cast(x @ w.T, bf16)
-    return y = rms_norm(h, gamma, eps) @ v.T: bf16
+    r = rsqrt(mean(h * h, D) + eps)
+    return y = cast(h * r * gamma, bf16) @ v.T: bf16, r: f32
 }
 program scaled(x: f32[M, N]) {
     return 2 * x: bf16
@@ -271,6 +272,7 @@ def test_a_product_reads_the_partials_that_the_one_before_has_left() -> None:
     assert isinstance(first, Plan) and isinstance(second, Plan)
     for m, d in ((300, 520), (129, 264)):
         args = [zeros(m, 64), zeros(d, 64), zeros(d), zeros(136, d), torch.tensor(1e-6), zeros(m, 136)]
+        args.append(zeros(m, dtype=F32))
         record.reset()
         assert record.run(args, workspace=WORKSPACE) == 0, record.error
         one, _ = launches(record)
@@ -284,6 +286,8 @@ def test_a_product_reads_the_partials_that_the_one_before_has_left() -> None:
         assert (read.data, read.extent) == (left.data, -(-d // width))
         told = q.operands[next(i for i, o in enumerate(second.operands) if o.size is not None)]
         assert told.integer == d
+        stored = q.outputs[next(i for i, s in enumerate(second.stores) if s.kind == "each")]
+        assert (stored.data, stored.row) == (args[-1].data_ptr(), 1)
         assert record.artifact.workspace_bytes(args) >= 2 * m * d + 4 * m * read.extent
 
 

@@ -154,8 +154,11 @@ def test_products_that_finish_sums_give_the_bits_of_a_finish_kernel(name: str) -
         assert reads
 
 
-def test_backward_finishes_sums_in_the_product_behind() -> None:
-    program = derive(programs()["llama3_mlp"])[0].backward
+@pytest.mark.parametrize("backward", [False, True], ids=["kept", "backward"])
+def test_training_finishes_sums_in_the_product_behind(backward: bool) -> None:
+    """The forward also stores the reciprocals of the norm, for the backward."""
+    derived = derive(programs()["llama3_mlp"])[0]
+    program = derived.backward if backward else derived.forward
     chosen = sizes_of(program, SMALL)
     inputs = random_inputs(program, chosen, 1, "cuda")
     results = []
