@@ -260,20 +260,29 @@ class _Derivation:
         return self._need(Kind.SIZE, arg, f" ({extent.text}, fixed by '{{by}}')", dim=dim, extent=extent)
 
     def _products(self, fixed: int) -> None:
-        """A variable like B*T must be the product of B and T where those are sizes of dims, too; or is given by them
-        where no argument has it: the first ``fixed`` variables are those of arguments."""
+        """A variable like B*T must be the product of B and T where those are sizes of dims, too. Where no argument has
+        it, it is given by them, or B by the other two: the first ``fixed`` variables are those of arguments."""
+        given = self.variables[:fixed]
         for index, variable in enumerate(self.variables):
-            others = [v for v in self.variables[:fixed] if v != variable]
-            factors = _factors(variable, others)
+            factors = _factors(variable, [v for v in given if v != variable])
             if factors:
-                mask = sum(1 << self.variables.index(f) for f in factors)
-                extent = Extent(_text(variable), 1, index)
-                self._need(Kind.PRODUCT, why=", ".join(map(_text, factors)), dim=index, value=mask, extent=extent)
+                self._product(variable, factors)
             elif index >= fixed and not (self.plan.loop and variable == self.plan.loop.part.size):
-                raise CodaError.of(
-                    f"'{self.plan.name}': the size {_text(variable)} does not follow from the shapes of the arguments",
-                    "pass a tensor that has its axes, each a dim of its own",
-                )
+                found = _quotient(variable, given)
+                if found is None:
+                    which = f"'{self.plan.name}': the size {_text(variable)}"
+                    hint = "pass a tensor that has its axes, each a dim of its own"
+                    raise CodaError.of(f"{which} does not follow from the shapes of the arguments", hint)
+                product, factors = found
+                known = "*".join(map(_text, factors[1:]))
+                self._product(product, factors, f"{{extent}} = {{got}} is not a multiple of {known} = {{want}}")
+
+    def _product(self, variable: Size, factors: Sequence[Size], sentence: str | None = None) -> None:
+        mask = sum(1 << self.variables.index(f) for f in factors)
+        index = self.variables.index(variable)
+        extent = Extent(_text(variable), 1, index)
+        why = ", ".join(map(_text, factors))
+        self._need(Kind.PRODUCT, why=why, sentence=sentence, dim=index, value=mask, extent=extent)
 
     def _row_sizes(self, plan: RowPlan) -> None:
         """Rows and columns are counted in 32 bits; a thread holds the sums over rows of all its columns."""
@@ -444,6 +453,18 @@ def _factors(variable: Size, others: Sequence[Size]) -> tuple[Size, ...] | None:
             return other, rest
         if (more := _factors(rest, others[i + 1 :])) is not None:
             return other, *more
+    return None
+
+
+def _quotient(variable: Size, given: Sequence[Size]) -> tuple[Size, tuple[Size, ...]] | None:
+    """A given size that is the variable times other given ones, and all its factors."""
+    for product in given:
+        rest, divisor = sympy.fraction(sympy.cancel(product / variable))
+        if divisor != 1 or rest == 1:
+            continue
+        factors = (rest,) if rest in given else _factors(rest, given)
+        if factors:
+            return product, (variable, *factors)
     return None
 
 

@@ -7,6 +7,7 @@ tests/property/test_legality_agreement.py holds them to it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -44,7 +45,7 @@ class Kind(Enum):
     RANK = "rank"  # it has `value` dims
     DIVISIBLE = "divisible"  # size of dim is extent for some value of its variable
     SIZE = "size"  # size of dim is extent; the first of its variable fixes it
-    PRODUCT = "product"  # variable `dim` is the product of those in the bit mask `value`, which gives it if nothing did
+    PRODUCT = "product"  # variable `dim` is the product of those in the mask `value`; gives one that nothing else gave
     AT_LEAST = "at_least"  # extent >= value
     AT_MOST = "at_most"  # extent <= value
     MULTIPLE = "multiple"  # extent % value == 0
@@ -194,16 +195,17 @@ def _compare(binding: Binding, got: int, want: int, met: bool) -> bool:
 
 
 def _product(binding: Binding, need: Requirement) -> bool:
-    factors = [size for i, size in enumerate(binding.sizes) if need.value >> i & 1]
-    total = 1
-    for size in factors:
-        total *= size
-    size = binding.sizes[need.dim]
-    known = min(factors) >= 0
-    if known and size < 0:
-        binding.sizes[need.dim] = total
-        return True
-    return _compare(binding, size, total, not known or size == total)
+    sizes = binding.sizes
+    factors = [i for i in range(len(sizes)) if need.value >> i & 1]
+    unknown = [i for i in factors if sizes[i] < 0]
+    total = math.prod(sizes[i] for i in factors if sizes[i] >= 0)
+    size = sizes[need.dim]
+    if size < 0 and not unknown:
+        sizes[need.dim] = total
+    elif size >= 0 and len(unknown) == 1:
+        sizes[unknown[0]] = size // total if total else 0
+        return _compare(binding, size, total, size == sizes[unknown[0]] * total)
+    return _compare(binding, size, total, size < 0 or bool(unknown) or size == total)
 
 
 def _extent(binding: Binding, need: Requirement) -> int:

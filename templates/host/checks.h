@@ -32,15 +32,20 @@ inline bool stands_for_all(Program const& program, Requirement const& need, View
 // -- of sizes --------------------------------------------------------------------------------------------------------
 
 inline bool product_met(Evaluation& e, Requirement const& need) {
-  int64_t total = 1, size = e.sizes.values[need.dim];
-  bool known = true;
+  int64_t* values = e.sizes.values;
+  int64_t total = 1, size = values[need.dim];
+  int unknown = 0, last = -1;
   for (int i = 0; i < e.program.variable_count; ++i) {
     if (!(need.value >> i & 1)) continue;
-    known = known && e.sizes.values[i] >= 0;
-    total *= e.sizes.values[i];
+    if (values[i] < 0) ++unknown, last = i;
+    else total *= values[i];
   }
-  if (known && size < 0) return e.sizes.values[need.dim] = total, true;
-  return e.compare(size, total, !known || size == total);
+  if (size < 0 && unknown == 0) return values[need.dim] = total, true;
+  if (size >= 0 && unknown == 1) {
+    values[last] = total ? size / total : 0;
+    return e.compare(size, total, size == values[last] * total);
+  }
+  return e.compare(size, total, size < 0 || unknown > 0 || size == total);
 }
 
 inline bool size_met(Evaluation& e, Requirement const& need, View const& v) {

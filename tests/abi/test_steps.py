@@ -45,6 +45,9 @@ program normed(x: bf16[M, K], w: bf16[D, K], gamma: bf16[D], v: bf16[N, D], eps:
 program scaled(x: f32[M, N]) {
     return 2 * x: bf16
 }
+program positions(x: bf16[(B T), N], e: bf16[T, N]) {
+    return y = x + e: bf16
+}
 program gradients(a: bf16[T, M], b: bf16[T, N], x: bf16[T, K], g: bf16[K]) {
     return g * (a.T @ x): bf16, db = g * (b.T @ x): bf16
 }
@@ -390,3 +393,27 @@ def test_products_with_one_right_operand_are_one_launch() -> None:
 def test_products_that_go_on_differently_are_launches_of_their_own() -> None:
     text = "program other" + PROGRAMS.split("program gradients")[1].replace("g * (b.T @ x)", "2 * (b.T @ x)")
     assert lower_program(load(text).programs["other"]).members == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("rows", "positions", "error"),
+    [
+        *((rows, positions, None) for rows, positions in ((6, 3), (3, 3), (0, 3), (0, 0))),
+        (7, 3, "B*T = 7 is not a multiple of T = 3"),
+        (2, 3, "B*T = 2 is not a multiple of T = 3"),
+        (6, 0, "B*T = 6 is not a multiple of T = 0"),
+    ],
+)
+def test_a_size_that_is_a_quotient(rows: int, positions: int, error: str | None) -> None:
+    """B is no dim of any argument: it is that of x over that of e, on the host as in ``can_lower``."""
+    record = started("positions")
+    args = [zeros(rows, 8), zeros(positions, 8), zeros(rows, 8)]
+    status = record.run(args)
+    assert (status == 0) == (error is None), record.error
+    reason = can_lower(schedule("positions"), args)
+    assert bool(reason) == (error is None)
+    if error is not None:
+        assert record.error == str(reason) == error
+    elif rows:
+        (launch,) = launches(record)
+        assert launch["kernel"].startswith("positions")

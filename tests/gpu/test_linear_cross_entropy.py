@@ -134,10 +134,11 @@ def test_forward_and_backward_in_a_cuda_graph(memory: str) -> None:
         loss = linear_cross_entropy(x, w, target, memory=memory)
         return loss.detach(), *torch.autograd.grad(loss, (x, w))
 
-    want = step()
-    stream = torch.cuda.Stream()
+    stream = torch.cuda.Stream()  # autograd keeps to the stream of the first call
+    stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         step()
+        want = step()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=stream):
