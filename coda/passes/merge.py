@@ -149,8 +149,8 @@ class _Merger:
                 self.groups = groups
 
     def ordered(self) -> list[Group] | None:
-        """The groups so that each comes after those it reads from, those that nothing waits for last; None where they
-        wait for each other."""
+        """The groups so that each comes after those it reads from, those that nothing waits for last, but before an
+        opaque call: what they read need not outlive it. None where they wait for each other."""
         needs = {g: set().union(*(self.before[d] for d in g.dots)) for g in self.groups}
         waited_for: set[Node] = set().union(*needs.values())
         pending = sorted(self.groups, key=lambda g: (not waited_for & set(g.dots), self.dots.index(g.dots[0])))
@@ -160,6 +160,8 @@ class _Merger:
             ready = next((g for g in pending if needs[g] <= done), None)
             if ready is None:
                 return None
+            if ready.kind == "call":
+                ready = next((g for g in pending if g.kind != "call" and needs[g] <= done), ready)
             pending.remove(ready)
             order.append(ready)
             done.update(ready.dots)

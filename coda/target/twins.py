@@ -15,7 +15,7 @@ from coda.ops import OPS
 from coda.target.plan import Plan
 from coda.target.schedule import Kernel
 
-MOST_MEMBERS = 4  # launches of one grid: their parameters fit 4 KiB
+MOST_MEMBERS = 4  # launches of one grid, each with some 700 bytes of parameters
 
 
 def members(program: Program) -> list[Program]:

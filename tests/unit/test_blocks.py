@@ -211,7 +211,7 @@ KINDS = {  # kernels forward, backward
     "llama3_qkv": ("row gemm", "row gemm finish gemm"),
     "llama3_layer": (
         "row gemm call gemm finish gemm gemm",
-        "gemm finish gemm finish gemm call row gemm finish gemm gemm gemm gemm",
+        "gemm finish gemm finish gemm gemm gemm gemm call row gemm finish gemm",
     ),
     "qwen3_qkv": ("row gemm", None),
     "gemma2_mlp": ("gemm row gemm gemm row", None),
