@@ -109,12 +109,15 @@ def _document(tensor: Tensor, sizes: Mapping[str, int]) -> dict[str, Any]:
 
 def launches(lowered: Lowered, tiles: Mapping[str, Tile]) -> list[Launch]:
     """The launches of a program in order. ``tiles``: of its GEMMs, by name."""
-    schedule = lowered.schedule
-    return [
-        launch
-        for step, part, members in zip(schedule.steps, lowered.parts, schedule.members, strict=True)
-        for launch in _Step(step, part, tiles.get(schedule.leader(step).name, TILES[0])).launches(min(members, 1))
-    ]
+    schedule, unfinished, found = lowered.schedule, dict[str, Size](), list[Launch]()
+    for step, part, members in zip(schedule.steps, lowered.parts, schedule.members, strict=True):
+        tile = tiles.get(schedule.leader(step).name, TILES[0])
+        for launch in _Step(step, part, tile).launches(min(members, 1)):
+            reads = tuple(replace(t, bytes=unfinished.get(t.name, t.bytes)) for t in launch.reads)
+            found.append(replace(launch, reads=reads))
+            partial = {o.name for o in launch.program.outputs if o.is_partial}
+            unfinished |= {t.name: t.bytes for t in launch.writes if t.name in partial}
+    return found
 
 
 def call_launch(call: Program) -> Launch:

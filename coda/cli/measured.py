@@ -1,7 +1,8 @@
 """``coda explain --measure``: how long each kernel of a program takes on this GPU, and all of them together.
 
 Each step runs as a program of its own, on random operands that are not in the L2; its time includes its finish
-kernels. Everything is timed in the same interleaved rounds (``coda.runtime.timing``), the whole program among it.
+kernels, and sums that it finds unfinished in the whole program are finished here. Everything is timed in the same
+interleaved rounds (``coda.runtime.timing``), the whole program among it.
 """
 
 from __future__ import annotations

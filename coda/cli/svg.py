@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
 from coda.cli.common import human_bytes
-from coda.cli.launches import FREE, known
+from coda.cli.launches import FREE, Tensor, known
 from coda.cli.layout import Layout, layered
 from coda.cli.report import Report, Side
 from coda.cost import stored_bytes
@@ -137,19 +137,22 @@ def after(side: Side) -> Graph:
     for launch in side.launches:
         lines = [line for text in launch.statements for line in _wrapped(text)]
         nodes[launch.name] = Drawn((f"{launch.kind}: {launch.name}", *lines), launch.kind)
-    for launch in side.launches:
-        for tensor in launch.writes:
-            key = ("tensor", tensor.name, launch.name)
-            nodes[key] = Drawn((f"{tensor.name}: {tensor.type} {_amount(tensor.bytes, side.sizes)}",))
-            edges.append((launch.name, key))
-    made = {t.name: ("tensor", t.name, x.name) for x in side.launches for t in x.writes if t not in x.reads}
+    made: dict[str, object] = {}  # by the launches so far: segments may use a name again
     for launch in side.launches:
         for tensor in launch.reads:
-            source: object = made.get(tensor.name, ("tensor", tensor.name))
-            if source not in nodes:
-                nodes[source] = Drawn((f"{tensor.name}: {tensor.type} {_amount(tensor.bytes, side.sizes)}",))
+            source = made.get(tensor.name, ("tensor", tensor.name))
+            nodes.setdefault(source, _label(tensor, side))
             edges.append((source, launch.name))
+        for tensor in launch.writes:
+            key = ("tensor", tensor.name, launch.name)
+            nodes[key] = _label(tensor, side)
+            edges.append((launch.name, key))
+            made[tensor.name] = key
     return nodes, edges
+
+
+def _label(tensor: Tensor, side: Side) -> Drawn:
+    return Drawn((f"{tensor.name}: {tensor.type} {_amount(tensor.bytes, side.sizes)}".strip(),))
 
 
 def _amount(size: Size, sizes: Mapping[str, int]) -> str:
