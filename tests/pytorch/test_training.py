@@ -55,7 +55,7 @@ def test_autocast(dtype, inside, reports):
     assert all("cast(w" not in text for r in reports for text in r.texts)  # each weight is converted once
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", pytest.param("gemma2", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["llama", *(pytest.param(n, marks=pytest.mark.slow) for n in ("gpt2", "gemma2"))])
 def test_autocast_of_transformers(name, reports):
     model, given = tiny(name, torch.float32), inputs(name, torch.float32)
     want, eager = exact(model, given), step(under_autocast(model, torch.bfloat16), model, given)
