@@ -84,7 +84,8 @@ struct RowTensor {
   int64_t gather, extent;     // rows of a table that is gathered from: their pitch and number
   int64_t integer;
   float value;
-  int32_t vector;             // 16-byte accesses: columns are adjacent, rows begin at multiples of 16 bytes
+  int32_t vector;             // 1: 16-byte accesses, columns are adjacent, rows begin at multiples of 16 bytes; 2 and 3:
+                              // so do pairs of columns, of which this is the first or the second
 };
 
 // A part of a row kernel. `rows` is the product of the loops' sizes. Columns of each space are shared by the `threads` of

@@ -48,7 +48,7 @@ template <class D> struct Line {
   using T = decltype(load((D const*)nullptr));
   D* data;
   int64_t column;
-  bool vector;
+  int vector;
   T value;
 };
 
@@ -59,13 +59,13 @@ template <class T> CODA_FN T constant(RowTensor const& t) {
 
 template <class D, int kLevels> CODA_FN Line<D> line(RowTensor const& t, Place<kLevels> const& at) {
   using T = typename Line<D>::T;
-  return {t.data ? static_cast<D*>(t.data) + at.begin(t) : nullptr, t.column, bool(t.vector), constant<T>(t)};
+  return {t.data ? static_cast<D*>(t.data) + at.begin(t) : nullptr, t.column, t.vector, constant<T>(t)};
 }
 template <class D, int kLevels> CODA_FN Line<D> gathered_line(RowTensor const& t, Place<kLevels> const& at, int64_t position) {
   using T = typename Line<D>::T;
   T const outside = std::is_floating_point_v<T> ? T(NAN) : T(0);
-  if (position < 0 || position >= t.extent) return {nullptr, 0, false, outside};
-  return {static_cast<D*>(t.data) + at.begin(t) + position * t.gather, t.column, bool(t.vector), T(0)};
+  if (position < 0 || position >= t.extent) return {nullptr, 0, 0, outside};
+  return {static_cast<D*>(t.data) + at.begin(t) + position * t.gather, t.column, t.vector, T(0)};
 }
 // The value of a row.
 template <class D> CODA_FN typename Line<D>::T first(Line<D> const& x) { return x.data ? load(x.data) : x.value; }
@@ -81,6 +81,15 @@ template <class D, int kBytes = sizeof(D)> struct alignas(16) Octet {
   CODA_FN void set(int j, Two<T> v) { x[2 * j] = v.x, x[2 * j + 1] = v.y; }
   CODA_FN void set_element(int e, T v) { x[e] = v; }
   CODA_FN void put_element(int e, D* p) const { put(p, x[e]); }
+  // Every second element of two octets, and two octets of which every second element is given.
+  CODA_FN void take(Octet const (&both)[2], int lane) {
+    CODA_UNROLL
+    for (int e = 0; e < 8; ++e) x[e] = both[e / 4].x[2 * (e % 4) + lane];
+  }
+  CODA_FN static void interleave(Octet const& a, Octet const& b, Octet (&both)[2]) {
+    CODA_UNROLL
+    for (int e = 0; e < 8; ++e) both[e / 4].x[2 * (e % 4)] = a.x[e], both[e / 4].x[2 * (e % 4) + 1] = b.x[e];
+  }
 };
 // 16-bit values stay packed, as in memory.
 template <class D> struct alignas(16) Octet<D, 2> {
@@ -92,7 +101,29 @@ template <class D> struct alignas(16) Octet<D, 2> {
     words[e / 2] = (words[e / 2] & ~(0xffffu << shift)) | half << shift;
   }
   CODA_FN void put_element(int e, D* p) const { p->bits = uint16_t(words[e / 2] >> 16 * (e & 1)); }
+  CODA_FN void take(Octet const (&both)[2], int lane) {
+    CODA_UNROLL
+    for (int j = 0; j < 4; ++j) {
+      uint32_t const one = both[j / 2].words[2 * (j % 2)], other = both[j / 2].words[2 * (j % 2) + 1];
+      words[j] = lane ? one >> 16 | (other & 0xffff0000u) : (one & 0xffffu) | other << 16;
+    }
+  }
+  CODA_FN static void interleave(Octet const& a, Octet const& b, Octet (&both)[2]) {
+    CODA_UNROLL
+    for (int j = 0; j < 4; ++j) {
+      both[j / 2].words[2 * (j % 2)] = (a.words[j] & 0xffffu) | b.words[j] << 16;
+      both[j / 2].words[2 * (j % 2) + 1] = a.words[j] >> 16 | (b.words[j] & 0xffff0000u);
+    }
+  }
 };
+template <class D> CODA_FN void load_octet(Octet<D>& octet, D const* p) {
+  CODA_UNROLL
+  for (int i = 0; i < int(sizeof(octet) / sizeof(Chunk)); ++i) reinterpret_cast<Chunk*>(&octet)[i] = reinterpret_cast<Chunk const*>(p)[i];
+}
+template <class D> CODA_FN void store_octet(Octet<D> const& octet, D* p) {
+  CODA_UNROLL
+  for (int i = 0; i < int(sizeof(octet) / sizeof(Chunk)); ++i) reinterpret_cast<Chunk*>(p)[i] = reinterpret_cast<Chunk const*>(&octet)[i];
+}
 
 // Columns n to n + 7; zero beyond the last one.
 template <bool kVector, class D> CODA_FN Octet<D> read(Line<D> const& x, int n, int columns) {
@@ -101,10 +132,14 @@ template <bool kVector, class D> CODA_FN Octet<D> read(Line<D> const& x, int n, 
   if (!x.data) {
     CODA_UNROLL
     for (int e = 0; e < 8; ++e) octet.set_element(e, x.value);
-  } else if (kVector || (x.vector && n + 8 <= columns)) {
-    CODA_UNROLL
-    for (int i = 0; i < int(sizeof(octet) / sizeof(Chunk)); ++i)
-      reinterpret_cast<Chunk*>(&octet)[i] = reinterpret_cast<Chunk const*>(x.data + n)[i];
+  } else if (kVector || (x.vector == 1 && n + 8 <= columns)) {
+    load_octet(octet, x.data + n);
+  } else if (x.vector > 1 && n + 8 <= columns) {  // of pairs, both are read
+    int const lane = x.vector - 2;
+    Octet<D> both[2];
+    D const* const p = x.data - lane + 2 * n;
+    load_octet(both[0], p), load_octet(both[1], p + 8);
+    octet.take(both, lane);
   } else {
     CODA_UNROLL
     for (int e = 0; e < 8; ++e) octet.set_element(e, n + e < columns ? load(x.data + (n + e) * x.column) : T(0));
@@ -113,14 +148,25 @@ template <bool kVector, class D> CODA_FN Octet<D> read(Line<D> const& x, int n, 
 }
 
 template <bool kVector, class D> CODA_FN void write(Line<D> const& y, int n, int columns, Octet<D> const& octet) {
-  if (kVector || (y.vector && n + 8 <= columns)) {
-    CODA_UNROLL
-    for (int i = 0; i < int(sizeof(octet) / sizeof(Chunk)); ++i)
-      reinterpret_cast<Chunk*>(y.data + n)[i] = reinterpret_cast<Chunk const*>(&octet)[i];
+  if (kVector || (y.vector == 1 && n + 8 <= columns)) {
+    store_octet(octet, y.data + n);
   } else {
     CODA_UNROLL
     for (int e = 0; e < 8; ++e)
       if (n + e < columns) octet.put_element(e, y.data + (n + e) * y.column);
+  }
+}
+
+// Both columns of pairs at once.
+template <class D>
+CODA_FN void write_pairs(Line<D> const& first, Line<D> const& second, int n, int columns, Octet<D> const& a, Octet<D> const& b) {
+  if (first.vector == 2 && n + 8 <= columns) {
+    Octet<D> both[2];
+    Octet<D>::interleave(a, b, both);
+    store_octet(both[0], first.data + 2 * n), store_octet(both[1], first.data + 2 * n + 8);
+  } else {
+    write<false>(first, n, columns, a);
+    write<false>(second, n, columns, b);
   }
 }
 

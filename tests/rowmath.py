@@ -167,8 +167,12 @@ class _Call:
         if access.gather is not None:
             entry.gather, entry.extent = stride(access.gather[0]), self.size(access.gather[1])
             steps.append(entry.gather)
-        pitches = [entry.data, *(step * value.element_size() for step in steps)]
-        entry.vector = entry.column == 1 and not any(x % 16 for x in pitches)
+        aligned = not any(step * value.element_size() % 16 for step in steps)
+        beyond = entry.data % 16
+        if aligned and entry.column == 1 and beyond == 0:
+            entry.vector = 1
+        elif aligned and entry.column == 2 and beyond in (0, value.element_size()):
+            entry.vector = 2 + (beyond != 0)
 
     def _finish(self, finishing: RowFinishing) -> None:
         """As launch_finish in templates/host/finish.h."""

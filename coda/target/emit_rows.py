@@ -9,13 +9,15 @@ over columns belong to the visit that needs them, and are computed again in the 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from coda.ir import Node
+import sympy
+
+from coda.ir import Node, Size
 from coda.ops.reduce import REDUCTIONS
 from coda.target.loops import is_leaf
 from coda.target.lower import walk
-from coda.target.rowplan import Reading, RowPart, RowPlan, Total, Writing
+from coda.target.rowplan import Access, Reading, RowPart, RowPlan, Total, Writing
 from coda.target.scalars import Scope, cpp_type
 
 
@@ -200,7 +202,7 @@ class _Emitter:
     def _store(self) -> None:
         part = self.part
         for space in range(len(part.spaces)):
-            sinks: list[_Sink] = [_Stored(w) for w in part.writings if w.space == space]
+            sinks: list[_Sink] = _stored([w for w in part.writings if w.space == space], part)
             sinks += [_Totalled(t, k) for k, t in enumerate(part.totals) if t.space == space]
             if sinks:
                 self._visit(space, sinks)
@@ -218,12 +220,11 @@ class _Emitter:
     def _visit(self, space: int, sinks: Sequence[_Sink]) -> None:
         """One visit to the octets of a thread."""
         scope = Scope(dict(self.scope.names))
+        results = [v for s in sinks for v in s.values]
         part, columns = self.part, f"p.columns[{space}]"
-        inside = [
-            n for n in walk([s.value for s in sinks], lambda n: is_leaf(n) or n in self.scope.names) if n.op != "const"
-        ]
+        inside = [n for n in walk(results, lambda n: is_leaf(n) or n in self.scope.names) if n.op != "const"]
         over = [n for n in inside if self._space(n) is not None]
-        read = {a for n in over if self._position(n) is None for a in n.args} | {s.value for s in sinks}
+        read = {a for n in over if self._position(n) is None for a in n.args} | set(results)
         over = [n for n in over if n.op != "index" or n in read]
         head: list[str] = []
         body: list[str] = []
@@ -293,6 +294,10 @@ class _Sink:
 
     value: Node
 
+    @property
+    def values(self) -> list[Node]:
+        return [self.value]
+
     def reads(self, node: Node, part: RowPart) -> bool:
         """Whether it takes the node as numbers."""
         return node is self.value
@@ -355,6 +360,65 @@ class _Stored(_Sink):
         return [
             f"if ({_stores(self.writing)}) coda::write<kVector>({line}, n, {columns}, {access_names(part)[k]}_out);"
         ]
+
+
+@dataclass
+class _StoredPair(_Sink):
+    """Two values of neighbouring columns, as those of an interleaved rotation."""
+
+    first: _Stored
+    second: _Stored
+
+    def __post_init__(self) -> None:
+        self.value = self.second.value
+
+    @property
+    def values(self) -> list[Node]:
+        return [self.first.value, self.second.value]
+
+    def declare(self, part: RowPart) -> list[str]:
+        return self.first.declare(part) + self.second.declare(part)
+
+    def reads(self, node: Node, part: RowPart) -> bool:
+        return self.first.reads(node, part) or self.second.reads(node, part)
+
+    def element(self, part: RowPart, scope: Scope) -> list[str]:
+        return self.first.element(part, scope) + self.second.element(part, scope)
+
+    def finish(self, part: RowPart, columns: str) -> list[str]:
+        both = [s.writing.access for s in (self.first, self.second)]
+        lines = ", ".join(f"coda::line<{part.accesses[k].dtype.cpp}>(p.tensors[{k}], at)" for k in both)
+        outs = ", ".join(f"{access_names(part)[k]}_out" for k in both)
+        return [f"if ({_stores(self.first.writing)}) coda::write_pairs({lines}, n, {columns}, {outs});"]
+
+
+def _stored(writings: list[Writing], part: RowPart) -> list[_Sink]:
+    """The values that are stored, those of neighbouring columns together."""
+    sinks: list[_Sink] = []
+    rest = list(writings)
+    while rest:
+        one = rest.pop(0)
+        other = next((w for w in rest if _is_next(part.accesses[one.access], part.accesses[w.access])), None)
+        if other is None:
+            sinks.append(_Stored(one))
+        else:
+            rest.remove(other)
+            sinks.append(_StoredPair(_Stored(one), _Stored(other)))
+    return sinks
+
+
+def _is_next(one: Access, other: Access) -> bool:
+    """Whether the second access is that of the columns behind those of the first, in pairs."""
+    if one.column is None or one.column.scale != 2 or replace(one, offsets=()) != replace(other, offsets=()):
+        return False
+    places = [dict[int, Size](), dict[int, Size]()]
+    for place, access in zip(places, (one, other), strict=True):
+        for dim, elements in access.offsets:
+            place[dim] = place.get(dim, sympy.Integer(0)) + elements
+    dim, (first, second) = one.column.dim, places
+    assert dim is not None
+    second[dim] = second.get(dim, sympy.Integer(0)) - 1
+    return all(sympy.expand(first.get(d, 0) - second.get(d, 0)) == 0 for d in first.keys() | second.keys())
 
 
 @dataclass

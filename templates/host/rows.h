@@ -41,11 +41,14 @@ inline int bind_row_tensor(Call const& call, RowAccess const& spec, RowTensor& t
   t.data = v.data + begin * v.itemsize();
   t.column = row_stride(call, v, spec.column);
   t.gather = row_stride(call, v, spec.gather);
-  t.vector = t.column == 1 && uintptr_t(t.data) % 16 == 0 && t.gather * v.itemsize() % 16 == 0;
+  bool aligned = t.gather * v.itemsize() % 16 == 0;
   for (int i = 0; i < kMaxLevels; ++i) {
     t.level[i] = row_stride(call, v, spec.levels[i]);
-    t.vector = t.vector && t.level[i] * v.itemsize() % 16 == 0;
+    aligned = aligned && t.level[i] * v.itemsize() % 16 == 0;
   }
+  int64_t const beyond = int64_t(uintptr_t(t.data) % 16);
+  bool const paired = t.column == 2 && (beyond == 0 || beyond == v.itemsize());
+  t.vector = !aligned ? 0 : t.column == 1 && beyond == 0 ? 1 : paired ? 2 + (beyond != 0) : 0;
   return CODA_OK;
 }
 
@@ -75,7 +78,7 @@ template <class Rows> int bind_part(Call const& call, RowPart const& spec, Rows&
   }
   for (int i = 0; i < Rows::kTensors; ++i) {
     if (int status = bind_row_tensor(call, spec.accesses[i], p.tensors[i])) return status;
-    work.vector = work.vector && (!spec.accesses[i].octets || !p.tensors[i].data || p.tensors[i].vector);
+    work.vector = work.vector && (!spec.accesses[i].octets || !p.tensors[i].data || p.tensors[i].vector == 1);
   }
   work.octets = ceil_div(widest, kOctet);
   return CODA_OK;

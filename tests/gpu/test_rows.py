@@ -29,6 +29,10 @@ program bias_of_heads(x: bf16[B, H, T, d=128], c: f32[T, f=64], inout b: f32[(H 
     b += sum(y, (B T))
     return y: f32, g = sum(y, (B T H)): bf16
 }
+program pairs(x: bf16[B, H, T, (f=64 p=2)], c: f32[T, f], z: f32[(B T), (H f p)]) {
+    y = rope_interleaved(x, c, 0.5)
+    return y: bf16[(B T), (H f p)], s = sum(y * z, (H f p)): f32
+}
 program head_sums(x: bf16[M, (H d=96)], g: f32[d]) {
     y = g * x * rsqrt(mean(x * x, d))
     return y: bf16, s = sum(y * y, (H d)) / size(M): f32, t = sum(y, (M H d)): f32
@@ -100,7 +104,7 @@ def test_heads_behind_attention(name: str, shape: tuple[int, int, int]) -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 5, 64, 3000])
-@pytest.mark.parametrize("name", ["axis_kept", "bias_of_heads", "head_sums", "two_sets"])
+@pytest.mark.parametrize("name", ["axis_kept", "bias_of_heads", "head_sums", "pairs", "two_sets"])
 def test_sums_over_some_rows(name: str, rows: int) -> None:
     """Of parts of one launch, of blocks that keep to one step of a loop, of the heads of a row."""
     for width in (8, 100, 1024):

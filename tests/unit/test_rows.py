@@ -42,6 +42,8 @@ SPECIAL = {
     "accumulated": "program p(x: bf16[M, N], inout y: f32[M, N], inout s: f32[N]) { y += x\n s += sum(x, M)\n }",
     "partial_rope": "program p(q: bf16[M, H, d=24], c: f32[M, f=8], s: f32[M, f]) {\n"
     "return rope_half(q, c, s): bf16[M, H, d] }",
+    "pairs": "program p(x: bf16[B, H, T, (f p=2)], c: f32[T, f], z: f32[(B T), (H f p)]) {\n"
+    "y = rope_interleaved(x, c, 0.5)\n return y: bf16[(B T), (H f p)], s = sum(y * z, (H f p)): f32 }",
     "axis_kept": "program p(x: bf16[B, T, D]) { return s = sum(x, T): f32, m = mean(x, (T D)): bf16, z = 2 * x: f16 }",
     "bias_behind_rope": "program p(x: bf16[B, H, T, d=16], c: f32[T, f=8], inout b: f32[(H d)]) {\n"
     "y = rope_half(x, c, c)\n b += sum(y, (B T))\n return y: f32, g = sum(y, (B T H)): bf16 }",
