@@ -415,9 +415,10 @@ def _is_next(one: Access, other: Access) -> bool:
     for place, access in zip(places, (one, other), strict=True):
         for dim, elements in access.offsets:
             place[dim] = place.get(dim, sympy.Integer(0)) + elements
-    dim, (first, second) = one.column.dim, places
-    assert dim is not None
-    second[dim] = second.get(dim, sympy.Integer(0)) - 1
+    first, second = places
+    last = one.column.dim
+    assert last is not None  # partials have no columns
+    second[last] = second.get(last, sympy.Integer(0)) - 1
     return all(sympy.expand(first.get(d, 0) - second.get(d, 0)) == 0 for d in first.keys() | second.keys())
 
 
