@@ -40,9 +40,14 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="FILE is module:factory, a function that returns a model and its inputs: what torch.compile would fuse",
     )  # fmt: skip
     add_json(parser)
+    parser.set_defaults(usage_error=parser.error)
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.wrt and not args.backward and not args.file.endswith(".toml"):
+        args.usage_error("--wrt is about a backward: add --backward")
+    if args.model and (args.backward or args.prove or args.measure):
+        args.usage_error("--backward, --prove and --measure are about a program, not a model")
     if args.model:
         _show_model(args)
         return 0

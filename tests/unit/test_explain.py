@@ -134,6 +134,17 @@ def test_an_opaque_function_is_listed_but_has_no_floor(capsys):
     assert "our kernels" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    "options",
+    [[LLAMA, "--wrt", "x"], ["m:f", "--model", "--prove"], ["m:f", "--model", "--measure"],
+     ["m:f", "--model", "--backward"]],
+)  # fmt: skip
+def test_options_that_do_not_go_together(options):
+    with pytest.raises(SystemExit) as error:
+        main(["explain", *options])
+    assert error.value.code == 2
+
+
 # --prove
 
 

@@ -79,6 +79,15 @@ def test_a_layer_runs_down_through_its_opaque_call():
         assert all(layout.places[a][1] < layout.places[b][1] for a, b in edges)
 
 
+def test_a_program_without_kernels_shows_why(tmp_path, capsys):
+    source, path = tmp_path / "pool.coda", tmp_path / "pool.svg"
+    source.write_text("program pool(x: i64[B, T, D]) {\n    return sum(x, T): i64\n}\n")
+    assert main(["explain", str(source), "--svg", str(path)]) == 0
+    text = path.read_text()
+    assert "not lowered" in text and "a reduction of integers" in text
+    ElementTree.fromstring(text)
+
+
 def test_the_option_writes_a_file(tmp_path, capsys):
     path = tmp_path / "llama.svg"
     sizes = "M=8192,D=4096,A=4096,F=14336"
