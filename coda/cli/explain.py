@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
         print_json(report.document() | ({"proofs": [p.document() for p in found]} if args.prove else {}))
     else:
         print("\n".join([report.text(), *(["", "proofs"] if args.prove else []), *(f"  {p}" for p in found)]))
-    return 0 if all(p.holds for p in found) else 1
+    return 0 if all(p.proof for p in found) else 1
 
 
 def explain(request: Request, gpu: str = "h200", backward: bool = False, wrt: Sequence[str] | None = None) -> Report:

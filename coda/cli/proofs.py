@@ -22,25 +22,19 @@ from coda.target.blocks import Lowered
 
 @dataclass(frozen=True)
 class Proven:
-    """A rewrite of a program, its label, and its proof. ``proof`` is None where there can be none: ``why`` says it."""
+    """A rewrite of a program, its label, and its proof."""
 
     rule: str
     program: str
     label: str
-    proof: Proof | None
-    why: str = ""
-
-    @property
-    def holds(self) -> bool:
-        return self.proof is None or self.proof.holds
+    proof: Proof
 
     def document(self) -> dict[str, object]:
-        result = str(self.proof) if self.proof is not None else self.why
-        return {"rule": self.rule, "program": self.program, "label": self.label, "proved": self.proof is not None,
-                "holds": self.holds, "result": result}  # fmt: skip
+        return {"rule": self.rule, "program": self.program, "label": self.label, "holds": self.proof.holds,
+                "result": str(self.proof)}  # fmt: skip
 
     def __str__(self) -> str:
-        return f"{self.rule} of {self.program} [{self.label}]: {self.proof if self.proof is not None else self.why}"
+        return f"{self.rule} of {self.program} [{self.label}]: {self.proof}"
 
 
 def proofs(program: Program, backward: bool, wrt: Sequence[str] | None, lowered: Iterable[Lowered]) -> Iterator[Proven]:
@@ -49,11 +43,7 @@ def proofs(program: Program, backward: bool, wrt: Sequence[str] | None, lowered:
     if backward:
         derived = differentiate(forward, wrt)
         label = _label(derived.notes)
-        if any(n.op == "call" for n in forward.nodes()):
-            why = "not proved: the derivative of an opaque function is what the source declares"
-            yield Proven("differentiate", program.name, label, None, why)
-        else:
-            yield Proven("differentiate", program.name, label, prove_gradients(derived))
+        yield Proven("differentiate", program.name, label, prove_gradients(derived))
         after, more = yield from _rewritten(derived.backward)
         final, notes = derive(program, wrt)
         if final.backward != after:  # what `derive` does last

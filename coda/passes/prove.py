@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
@@ -32,6 +32,7 @@ from coda.errors import CodaError
 from coda.frontend import expression
 from coda.ir import Axis, Node, Program, Type
 from coda.ops import OPS, build
+from coda.ops.calls import Extern
 from coda.passes.differentiate import Backward
 
 SYMBOLIC_PRODUCTS = 2  # programs with more products than this are evaluated at random rationals
@@ -102,9 +103,50 @@ def prove_gradients(backward: Backward, sizes: Mapping[str, int] | None = None) 
         for param, name in backward.gradients.items():
             for key, d in gradients.output(name).items():
                 pulled += d * unknowns.operand(_element_name(f"direction {param}", dict(key)))
+        for at_results, at_operands in _through_calls(forward, gradients):
+            pushed, pulled = pushed + at_operands, pulled + at_results
         if pushed != pulled:
             return Proof(False, method, "the gradients along a direction")
     return Proof(True, method)
+
+
+def _through_calls(forward: _Duals, gradients: _Elements) -> Iterator[tuple[Any, Any]]:
+    """What opaque calls add to both sides. The results of a call move freely, along a direction of their own; its
+    declared derivative is a function like any other, whose results are taken for the gradients of the operands. So the
+    gradients that it is given are proved, and what is made of those that it returns."""
+    made = _calls(forward.program)
+    for callee, args in _calls(gradients.program):
+        declared = [(f, operands) for f, operands in made if f.backward is callee]
+        given = dict(zip((name for name, _ in callee.params), args, strict=True))
+        for function, operands in declared:
+            known = list(zip((name for name, _ in function.params), operands, strict=True))
+            pairs = [(given[name], operand) for name, operand in known if name in given]
+            if not all(_same(gradients, a, forward, b) for a, b in pairs):
+                continue  # of another call of the function
+            at_results = at_operands = Fraction(0)
+            for i, (name, _) in enumerate(function.results):
+                if (dy := given.get(f"d_{name}")) is not None:
+                    result = build("call", *operands, callee=function, result=i)
+                    at_results += _paired(gradients, dy, forward, result)
+            returned = {name: i for i, (name, _) in enumerate(callee.results)}
+            for name, operand in known:
+                if f"d_{name}" in returned:
+                    gradient = build("call", *args, callee=callee, result=returned[f"d_{name}"])
+                    at_operands += _paired(gradients, gradient, forward, operand)
+            yield at_results, at_operands
+
+
+def _calls(program: Program) -> list[tuple[Extern, tuple[Node, ...]]]:
+    return list(dict.fromkeys((n.attr("callee"), n.args) for n in program.nodes() if n.op == "call"))
+
+
+def _same(a: _Elements, x: Node, b: _Elements, y: Node) -> bool:
+    return all(_value(a.at(x, at)) == _value(b.at(y, at)) for at in a.positions(x.type.axes))
+
+
+def _paired(gradients: _Elements, dy: Node, forward: _Duals, y: Node) -> Any:
+    """A gradient times the direction in which its value moves."""
+    return sum(gradients.at(dy, at) * _tangent(forward.at(y, at)) for at in gradients.positions(dy.type.axes))
 
 
 def _sizes(*programs: Program) -> dict[str, int]:
@@ -260,7 +302,7 @@ class _Elements:
         """An opaque function may read all of its operands for each element."""
         if node.args not in self.calls:
             read = [self.at(a, position) for a in node.args for position in self.positions(a.type.axes)]
-            self.calls[node.args] = self.unknowns.apply(node.attr("callee").name, list(map(_normal, read)))
+            self.calls[node.args] = self.unknowns.apply(node.attr("callee").name, [_value(_normal(x)) for x in read])
         name = _element_name(f"result {node.attr('result')}", dict(zip("ijklmn", at.values(), strict=False)))
         return self.unknowns.apply(name, [self.calls[node.args]])
 
@@ -340,6 +382,10 @@ class _Duals(_Elements):
         moves = name in self.moving
         return _Dual(value, self.unknowns.operand(_element_name(f"direction {name}", at))) if moves else value
 
+    def call(self, node: Node, at: Position) -> Any:
+        value = super().call(node, at)
+        return _Dual(value, self.unknowns.operand(f"direction {value}")) if node.dtype.kind == "float" else value
+
     def apply(self, function: str, arguments: Sequence[Any]) -> Any:
         values = [_value(a) for a in arguments]
         y = super().apply(function, values)
@@ -416,7 +462,7 @@ _ELEMENTS: dict[str, Callable[[_Elements, Node, Position], Any]] = {
     "index": lambda e, n, at: e.unknowns.number(at[n.attr("axis").name]),
     "size": lambda e, n, at: e.unknowns.number(e.size(n.attr("expr"))),
     "dot": _Elements.dot,
-    "call": _Elements.call,
+    "call": lambda e, n, at: e.call(n, at),
     "slice": lambda e, n, at: e.at(n.args[0], {**at, n.attr("axis"): n.attr("index")}),
     "part": lambda e, n, at: e.at(n.args[0], {**at, n.attr("axis"): e.size(n.attr("start")) + at[n.attr("into").name]}),
     "stack": lambda e, n, at: e.at(n.args[at[n.attr("axis").name]], at),

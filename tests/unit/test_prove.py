@@ -9,6 +9,7 @@ import pytest
 from coda.dtypes import I64
 from coda.errors import CodaError
 from coda.frontend import expression as expression_of
+from coda.ir import rewrite
 from coda.ops import build
 from coda.passes.differentiate import differentiate
 from coda.passes.prove import prove, prove_gradients
@@ -119,3 +120,39 @@ def test_opaque_calls_are_functions_of_all_their_operands():
         program p(x: bf16[M, D], r: f32[M]) { y = f(x); return out = r * y: f32 }"""
     assert prove(program(text), program(text.replace("r * y", "y * r")))
     assert not prove(program(text), program(text.replace("f(x);", "x;")))
+
+
+CALLS = """
+extern f(x: bf16[M, D], y: bf16[M, D]) -> z: bf16[M, D], s: f32[M]
+extern f_backward(x: bf16[M, D], y: bf16[M, D], d_z: bf16[M, D], d_s: f32[M]) -> d_x: bf16[M, D], d_y: bf16[M, D]
+program p(a: bf16[M, D], w: bf16[D, E]) {
+    dim E = D
+    b: bf16[M, E] = a @ w
+    c, s = f(b, b)
+    e: bf16[M, E] = s * c * b
+    z, t = f(e, c)
+    return out = z + c * t: bf16
+}
+"""
+
+
+def test_gradients_through_opaque_calls():
+    """Two calls of one function, the second behind the first, and operands that are read twice."""
+    assert prove_gradients(differentiate(program(CALLS)))
+
+
+@pytest.mark.parametrize("which", ["given", "returned"])
+def test_a_wrong_gradient_at_an_opaque_call_is_found(which):
+    """A call of the derivative with a gradient that is off, or whose result is taken for another."""
+    right = differentiate(program(CALLS))
+
+    def wrong(node, args):
+        if node.op != "call" or "d_z" not in [name for name, _ in node.attr("callee").params]:
+            return None
+        if which == "given":
+            d_z = build("cast", expression_of("1.5 * d", d=args[2]), dtype=args[2].dtype, saturate=False)
+            return build("call", *args[:2], d_z, *args[3:], span=node.span, **dict(node.attrs))
+        return build("call", *args, span=node.span, callee=node.attr("callee"), result=1 - node.attr("result"))
+
+    proof = prove_gradients(replace(right, backward=rewrite(right.backward, wrong)))
+    assert not proof and "not equal" in str(proof)
