@@ -12,6 +12,7 @@
 
 #include "chain.h"
 #include "launch.h"
+#include "random.h"
 #include "reduce.h"
 #include "scalar.h"
 

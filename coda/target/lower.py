@@ -20,6 +20,7 @@ from coda.passes.join import join_products
 from coda.passes.lane_heads import lanes_as_heads
 from coda.passes.lanes import lane_axes, unroll_lanes
 from coda.passes.parts import push_parts
+from coda.passes.placed_random import placed_random
 from coda.target.heads import HeadLowering, is_head_wise, pair_axis
 from coda.target.plan import FLOATS, STORED, Arg, Finishing, Lanes, Operand, Plan, Space, Store, Walk, dtype_list
 from coda.target.product import fail as _fail
@@ -323,17 +324,13 @@ class _Lowering:
         def visit(node: Node, args: tuple[Node, ...]) -> Node | None:
             if node.op != "rand":
                 return None
-            position = build("const", value=0, dtype=I64)
             for axis in node.attr("axes"):
                 if (axis,) not in (self.rows, self.columns):
                     raise _fail(
                         f"axis '{axis}' of 'rand' is a part of the rows or columns: lowered in a later release", node,
                         "give the rows one axis, as in x: bf16[M, D]",
                     )  # fmt: skip
-                step = build("index", axis=axis)
-                ahead = build("mul", position, build("size", expr=axis.size))
-                position = step if position.op == "const" else build("add", ahead, step)
-            return build("rand_at", *args, position, span=node.span)
+            return placed_random(node, *args)
 
         return rewrite(program, visit)
 

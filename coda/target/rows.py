@@ -22,6 +22,7 @@ from coda.ops.reduce import REDUCTIONS
 from coda.passes.join_sums import join_sums
 from coda.passes.lanes import unroll_lanes
 from coda.passes.pieces import cut_pieces
+from coda.passes.placed_random import placed_random
 from coda.target.loops import Tensor, is_leaf, joined, tensor_of
 from coda.target.lower import program_args, size_operands, walk
 from coda.target.plan import Operand, Space, Store
@@ -52,9 +53,11 @@ def _prepared(program: Program) -> Program:
 
 
 def _plain(node: Node, args: tuple[Node, ...]) -> Node | None:
-    """Without layouts; a pick is the sum of the one element that is not masked."""
+    """Without layouts; a pick is the sum of the one element that is not masked, a random number one of its position."""
     if node.op in ("layout", "transpose"):
         return args[0]
+    if node.op == "rand":
+        return placed_random(node, *args)
     if node.op == "pick":
         z, index = args
         axis = z.type.axis(node.attr("axis"))

@@ -33,6 +33,9 @@ program pairs(x: bf16[B, H, T, (f=64 p=2)], c: f32[T, f], z: f32[(B T), (H f p)]
     y = rope_interleaved(x, c, 0.5)
     return y: bf16[(B T), (H f p)], s = sum(y * z, (H f p)): f32
 }
+program dropout(x: bf16[(B T), D], seed: i64[], offset: i64[]) {
+    return where(rand(seed, offset, [B, T, D]) >= 0.25, x / 0.75, 0): bf16
+}
 program head_sums(x: bf16[M, (H d=96)], g: f32[d]) {
     y = g * x * rsqrt(mean(x * x, d))
     return y: bf16, s = sum(y * y, (H d)) / size(M): f32, t = sum(y, (M H d)): f32
@@ -104,7 +107,7 @@ def test_heads_behind_attention(name: str, shape: tuple[int, int, int]) -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 5, 64, 3000])
-@pytest.mark.parametrize("name", ["axis_kept", "bias_of_heads", "head_sums", "pairs", "two_sets"])
+@pytest.mark.parametrize("name", ["axis_kept", "bias_of_heads", "dropout", "head_sums", "pairs", "two_sets"])
 def test_sums_over_some_rows(name: str, rows: int) -> None:
     """Of parts of one launch, of blocks that keep to one step of a loop, of the heads of a row."""
     for width in (8, 100, 1024):

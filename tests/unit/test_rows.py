@@ -42,6 +42,10 @@ SPECIAL = {
     "accumulated": "program p(x: bf16[M, N], inout y: f32[M, N], inout s: f32[N]) { y += x\n s += sum(x, M)\n }",
     "partial_rope": "program p(q: bf16[M, H, d=24], c: f32[M, f=8], s: f32[M, f]) {\n"
     "return rope_half(q, c, s): bf16[M, H, d] }",
+    "dropout": "program p(x: bf16[(B T), D], seed: i64[], offset: i64[], p: f32) {\n"
+    "return where(rand(seed, offset, [B, T, D]) >= p, x / (1 - p), 0): bf16 }",
+    "drop_rows": "program p(x: f32[M, N], seed: i64[], offset: i64[]) {\n"
+    "y = where(rand(seed, offset, [M]) >= 0.5, x, 0)\n return y: f32, s = sum(y, N): f32 }",
     "pairs": "program p(x: bf16[B, H, T, (f p=2)], c: f32[T, f], z: f32[(B T), (H f p)]) {\n"
     "y = rope_interleaved(x, c, 0.5)\n return y: bf16[(B T), (H f p)], s = sum(y * z, (H f p)): f32 }",
     "axis_kept": "program p(x: bf16[B, T, D]) { return s = sum(x, T): f32, m = mean(x, (T D)): bf16, z = 2 * x: f16 }",
