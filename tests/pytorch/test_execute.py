@@ -12,11 +12,15 @@ from coda.frontend import load, load_path
 from coda.ir import Program
 from coda.nn.loss import program_text
 from coda.printer import print_program
+from coda.pytorch import op
 from coda.pytorch.block import Block, Options, block, one_line
-from coda.pytorch.execute import run_steps, steps
+from coda.pytorch.execute import execute, run_steps, steps
 from coda.runtime.binding import type_shape
+from coda.runtime.library import Artifact
 from coda.runtime.reference import evaluate_sized
-from tests.pytorch.models import inputs, tiny
+from coda.target.blocks import lower_program
+from tests.abi.harness import host_of
+from tests.pytorch.models import WIDE, inputs, step, tiny
 
 SIZE = 3
 
@@ -77,3 +81,27 @@ def test_texts_have_no_line_breaks():
     )
     for words in (text, it.backward(("x", "w_q"))[1], loss):
         assert "\n" not in words and load(words)
+
+
+@pytest.mark.slow  # compiles launchers
+@pytest.mark.parametrize("name", ["llama", "titan", "gpt2", "gemma2"])
+def test_kernels_take_what_a_training_step_gives_them(name, monkeypatch, tmp_path):
+    """Each program of a model is one artifact, and its launcher accepts the operands: sizes, strides, alignment."""
+    calls = {}
+
+    def remembering(program, inputs, sizes, *how):
+        calls.setdefault(program, (inputs, sizes))
+        return execute(program, inputs, sizes, *how)
+
+    monkeypatch.setattr(op, "execute", remembering)
+    model, given = tiny(name, torch.bfloat16, WIDE), inputs(name, torch.bfloat16, 2, 40)
+    if hasattr(model, "config"):
+        model.config.use_cache = False
+    step(torch.compile(model, backend="coda", options={"inductor": False}), model, given)
+    assert len(calls) == 6  # forward and backward of the first region, those between attentions, and the last
+    for i, (program, (operands, sizes)) in enumerate(calls.items()):
+        artifact = Artifact(host_of(tmp_path / str(i), lower_program(program)))
+        known = sizes | {a.name: int(a.size) for a in program.axes if a.static is not None}
+        shapes, dtypes = artifact.output_shapes(known), {o.name: torch_dtype(o.type.dtype) for o in program.outputs}
+        results = [torch.empty(shape, dtype=dtypes[n]) for n, shape in shapes.items()]
+        assert artifact.check([*(operands[p.name] for p in program.params), *results]) is None
