@@ -13,6 +13,7 @@ import torch
 import coda
 from coda.errors import CodaError
 from coda.runtime.library import Artifact, formula
+from coda.target import TILES
 from tests.abi import harness
 
 
@@ -29,7 +30,7 @@ def test_description_is_complete(stats: Artifact) -> None:
     assert program["signature"] == (
         "stats(o: bf16[M, A], w: bf16[D, A], x: bf16[M, D]) -> h: bf16[M, D], out1: f32[M], out2: f32[partials, M]"
     )
-    assert [v["tile"] for v in program["kernels"][0]["variants"]] == ["128x128", "128x160", "128x192", "128x256_coop"]
+    assert [v["tile"] for v in program["kernels"][0]["variants"]] == [t.name for t in TILES]
     assert "program stats(" in program["source"]
     assert "nearest even" in about["rounding"]
 
