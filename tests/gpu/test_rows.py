@@ -77,8 +77,8 @@ def check(name: str, sizes: dict[str, int], seed: int = 0) -> None:
     out = run(call, inputs, sizes)
     result = compare(call.program, inputs, out, dims=sizes)
     for o in result.outputs:
-        # The error of a few roundings, or of one sum that may cancel, is a matter of luck, eager's too.
-        few = out[o.name].numel() < 8 and o.misplaced == 0 and o.error < torch.finfo(out[o.name].dtype).eps ** 0.5
+        # The error of a few roundings, or of one sum that may cancel, is a matter of luck, eager's too: those of bf16.
+        few = out[o.name].numel() < 8 and o.misplaced == 0 and o.error < 2.0**-7
         assert o.ok or few, f"{name} {sizes}\n{result}"
     again = run(call, inputs, sizes)
     assert all(torch.equal(out[o], again[o]) for o in out), f"{name} {sizes}: two calls differ"
