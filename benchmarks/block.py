@@ -28,6 +28,7 @@ from torch import Tensor
 
 import coda
 from benchmarks import eager, layer, ours
+from benchmarks.memory import peak_bytes
 from benchmarks.models import MODELS, Model
 from benchmarks.records import RESULTS, Row, write
 from benchmarks.run import ROOT, device_name, versions
@@ -92,7 +93,7 @@ def measure(model: Model, rows: int, args: argparse.Namespace, seconds: float) -
         print(f"  {phase}: products alone {measured['cublas'].median_ms:.3f} ms, {measured['cublas'].rounds} rounds")
         for name, result in measured.items():
             low, high = result.ratio_quartiles
-            host, peak = host_time(calls[name]), memory(calls[name])
+            host, peak = host_time(calls[name]), peak_bytes(calls[name])
             print(f"    {name:14s} {result.median_ms:8.3f} ms  {result.ratio:.3f} ({low:.3f} to {high:.3f})"
                   f"  host {host:6.0f} us  peak {peak / 2**30:6.2f} GiB", flush=True)  # fmt: skip
             found.append(Row("block", phase, model.name, rows, 0, 0, "bf16", name, None, result.median_ms, result.ratio,
@@ -285,16 +286,6 @@ def host_time(call: Call) -> float:
         if len(laps) % 5 == 0:
             torch.cuda.synchronize()  # the queue of launches is finite
     return statistics.median(laps)
-
-
-def memory(call: Call) -> int:
-    """The peak of a call, in bytes beyond what lay there before."""
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    call()
-    torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated() - before
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 import coda.pytorch  # noqa: F401  (the backend, also where coda is not installed)
 from benchmarks.candidates import timing
+from benchmarks.memory import peak_bytes
 from benchmarks.models import EPS, MODELS, POSITIONS, Model
 from benchmarks.records import RESULTS, write
 from benchmarks.run import device_name, versions
@@ -163,16 +164,6 @@ def host(call: Call, repeats: int = 3) -> float:
     return min(laps)
 
 
-def peak(call: Call) -> int:
-    gc.collect()
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    call()
-    torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated() - before
-
-
 def measure(phase: str, name: str, layers: int, args: argparse.Namespace) -> list[Row]:
     model = model_of(MODELS[name], layers)
     ids = torch.randint(MODELS[name].vocab, (args.batch, args.tokens // args.batch), device="cuda")
@@ -200,7 +191,7 @@ def measure(phase: str, name: str, layers: int, args: argparse.Namespace) -> lis
     measured = timing.interleave(steps, "eager", clock, args.rounds, args.seconds)
     rows = [
         Row(phase, name, layers, args.tokens, way, m.median_ms, m.ratio, m.ratio_quartiles, m.rounds,
-            1e3 * args.tokens / m.median_ms, host(steps[way]), peak(steps[way]), compiled[way], errors[way])
+            1e3 * args.tokens / m.median_ms, host(steps[way]), peak_bytes(steps[way]), compiled[way], errors[way])
         for way, m in measured.items()
     ]  # fmt: skip
     for row in rows:

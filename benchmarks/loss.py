@@ -13,7 +13,6 @@ float64, at full size: nothing that is wrong by more than twice the error of eag
 from __future__ import annotations
 
 import argparse
-import gc
 import shlex
 import sys
 import time
@@ -25,6 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from benchmarks.memory import peak_bytes
 from benchmarks.records import RESULTS, Row, write
 from benchmarks.run import device_name, shape, versions
 from coda import build
@@ -159,6 +159,8 @@ def measure(m: int, v: int, d: int, args: argparse.Namespace) -> list[Row]:
     print(f"M={m} V={v} D={d}")
     for phase in (FORWARD, BOTH):
         calls = {impl: call_of(loss, phase, at) for impl, loss in losses.items()}
+        for call in calls.values():
+            call()  # whatever is made once
         peaks = {impl: peak_bytes(call) for impl, call in calls.items()}
         calls["cublas"] = bare(phase, at)
         timer = CudaTimer()
@@ -178,18 +180,6 @@ def row(
         "linear_cross_entropy", phase, None, *size, "bf16", impl, None, result.median_ms, result.ratio,
         result.ratio_quartiles, result.rounds, error, peak_bytes=peak,
     )  # fmt: skip
-
-
-def peak_bytes(call: Callable[[], object]) -> int:
-    """The most memory that torch's allocator hands out during a call, beyond what is there before."""
-    call()  # whatever is made once
-    gc.collect()
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    call()
-    torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated() - before
 
 
 def checked(at: Operands, args: argparse.Namespace) -> tuple[dict[str, float], dict[str, Loss]]:

@@ -6,7 +6,6 @@ a library in the cache and loads it; ``load`` opens one that was built before.
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from coda.build import cache, toolchain
 from coda.build.compile import (
+    CORES,
     CUBIN,
     DEVICE_FLAGS,
     HOST_FLAGS,
@@ -237,7 +237,7 @@ def cached_of(name: str, assemblies: Sequence[Assembly], arch: str, progress: Pr
     def make(folder: Path) -> None:
         for file, text in host.items():
             (folder / file).write_text(text)
-        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        with ThreadPoolExecutor(CORES) as pool:
             cubins = [pool.submit(_cubin, unit, tools, arch, progress) for unit in device]
             compile_host(folder, tools)
             folders = [cubin.result() for cubin in cubins]

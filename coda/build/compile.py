@@ -33,7 +33,8 @@ LINK_FLAGS = (
 )  # fmt: skip
 _FATAL = re.compile(r"\((C7504|C7508|C7510)\)[^\n]*")
 
-_CORES = threading.BoundedSemaphore(len(os.sched_getaffinity(0)))  # of all builds of a process together
+CORES = len(os.sched_getaffinity(0))
+_FREE = threading.BoundedSemaphore(CORES)  # of all builds of a process together
 CUBIN = "device.cubin"
 _EMBEDDED = """\
     .balign 16
@@ -74,7 +75,7 @@ def compile_unit(folder: Path, file: str, tools: Toolchain, arch: str, say: Prog
         str(tools.nvcc), *DEVICE_FLAGS, *arch_flags(arch), "-ccbin", str(tools.cxx), f"-I{templates_dir()}",
         f"-I{tools.cutlass_include}", "-o", CUBIN, file,
     ]  # fmt: skip
-    with _CORES:
+    with _FREE:
         start = time.monotonic()
         output = log.run(command, folder, "the device code")
     seconds = time.monotonic() - start

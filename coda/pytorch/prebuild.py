@@ -3,13 +3,13 @@ after the other."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import torch
 
+from coda.build.compile import CORES
 from coda.errors import CodaError
 from coda.ir import Program
 from coda.pytorch.block import Options, block
@@ -23,7 +23,7 @@ def prebuild(fused: Sequence[Fused]) -> None:
     jobs = {id(step): (step, sizes) for f in fused if _is_on_gpu(f) for step, sizes in _steps(f)}
     if not jobs:
         return
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+    with ThreadPoolExecutor(CORES) as pool:
         list(pool.map(_build, *zip(*jobs.values(), strict=True)))
 
 
