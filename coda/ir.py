@@ -104,6 +104,14 @@ def dim_size(dim: Dim) -> Size:
     return sympy.Mul(*(a.size for a in dim))
 
 
+NOMINAL = 4096  # the size that a symbolic axis is assumed to have where costs are compared
+
+
+def nominal(size: Size) -> int:
+    """A size with every symbolic axis at its assumed size."""
+    return int(size.subs({s: NOMINAL for s in size.free_symbols}))
+
+
 @dataclass(frozen=True, eq=False)
 class Node:
     """An operation applied to nodes. Make nodes with ``coda.ops.build`` (types are inferred) or ``intern``."""
@@ -283,3 +291,10 @@ def substitute(roots: Iterable[Node], replacements: Mapping[Node, Node]) -> dict
         if node not in new:
             new[node] = rebuild(node, [new[a] for a in node.args])
     return new
+
+
+def replaced(program: Program, replacements: Mapping[Node, Node]) -> Program:
+    """The program with some values replaced in all that reads them; names stay with what became of their values."""
+    new = substitute((o.value for o in program.outputs), replacements)
+    changed = program.with_outputs(replace(o, value=new[o.value]) for o in program.outputs)
+    return replace(changed, names=tuple((new[n], name) for n, name in program.names if n in new))

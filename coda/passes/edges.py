@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from coda.ir import Node, Program
+from coda.ir import Node, Program, nominal
 from coda.ops import OPS
 from coda.passes.merge import ANCHORS
 from coda.passes.mincut import vertex_cut
 from coda.passes.schedule import LEAVES, Schedule, in_memory
-
-NOMINAL = 4096  # the size that a symbolic axis is assumed to have where costs are compared
 
 
 def crosses(schedule: Schedule, operand: Node, node: Node) -> bool:
@@ -34,5 +32,4 @@ def _is_never_again(node: Node) -> bool:
 
 
 def _bytes(node: Node) -> int:
-    elements = node.type.elements
-    return max(1, int(elements.subs({s: NOMINAL for s in elements.free_symbols}))) * node.dtype.bytes
+    return max(1, nominal(node.type.elements)) * node.dtype.bytes

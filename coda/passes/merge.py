@@ -15,9 +15,9 @@ rounded to f32, and their sum.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from coda.ir import Node, Program, substitute, topological
+from coda.ir import Node, Program, replaced, topological
 from coda.ops.calls import same_call
 from coda.passes.axes import add_all
 from coda.passes.labels import BITWISE, Label, Note, note
@@ -74,9 +74,7 @@ def together(program: Program, most: Mapping[str, int] = MOST) -> Program:
         return program
     total, leaves, dots = apart
     others = [n for n in leaves if n not in dots]
-    new = substitute((o.value for o in program.outputs), {total: add_all([add_all(dots), *others])})
-    moved = program.with_outputs(replace(o, value=new[o.value]) for o in program.outputs)
-    return together(replace(moved, names=tuple((new[n], called) for n, called in program.names if n in new)), most)
+    return together(replaced(program, {total: add_all([add_all(dots), *others])}), most)
 
 
 def _apart(program: Program, group: Group) -> tuple[Node, list[Node], list[Node]] | None:

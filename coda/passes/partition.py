@@ -26,10 +26,10 @@ from dataclasses import dataclass, replace
 import sympy
 
 from coda.cost import GPUS, Cost, Gpu, cost
-from coda.ir import Node, Output, Param, Program, Size, Type, rewrite, substitute, topological
+from coda.ir import NOMINAL, Node, Output, Param, Program, Size, Type, rewrite, substitute, topological
 from coda.ops import OPS, build
 from coda.passes.bare import bare_values, round_bare
-from coda.passes.edges import NOMINAL, stored_values
+from coda.passes.edges import stored_values
 from coda.passes.labels import Note
 from coda.passes.merge import MOST, Group, core, merge, together
 from coda.passes.naming import Fresh, taken_names
@@ -107,7 +107,7 @@ class Partition:
 
     def seconds(self, sizes: Mapping[str, int], gpu: Gpu = GPUS["h200"]) -> float:
         """An estimate of the time of all kernels: each takes what its operations or its bytes need, whichever is more,
-        and a launch. Sizes that are not known count as ``edges.NOMINAL``."""
+        and a launch. Sizes that are not known count as ``ir.NOMINAL``."""
         total = 0.0
         for kernel in self.kernels:
             flops, moved = (_number(size, sizes) for size in (kernel.cost.flops, kernel.cost.fused))

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 
 from coda.dtypes import F32, DType
 from coda.frontend.rounding import is_stored, nearest_storage
-from coda.ir import Node, Output, Param, Program, substitute, topological
+from coda.ir import Node, Output, Param, Program, nominal, substitute, topological
 from coda.ops import OPS, build
 from coda.passes.labels import BITWISE, Label, Note, note
 from coda.passes.mincut import vertex_cut
@@ -29,7 +29,6 @@ from coda.passes.steady import unsteady
 
 _LEAVES = {"input", "const", "index", "size"}
 _STEMS = {"dot": "acc", "rsqrt": "r", "reduce_mean": "mean", "reduce_logsumexp": "lse", "reduce_max": "top"}
-NOMINAL = 4096  # the size that a symbolic axis is assumed to have where costs are compared
 
 
 @dataclass(frozen=True)
@@ -150,9 +149,7 @@ def _cheapest(program: Program, gradients: Program, there: dict[Node, Output], m
 
 
 def _bytes(node: Node) -> int:
-    elements = node.type.elements
-    elements = elements.subs({s: NOMINAL for s in elements.free_symbols})
-    return max(1, int(elements)) * stored_dtype(node).bytes
+    return max(1, nominal(node.type.elements)) * stored_dtype(node).bytes
 
 
 def _is_over_an_axis(node: Node) -> bool:

@@ -13,11 +13,11 @@ Label: bitwise for a power of two, else algebraic: the rounding of ``a`` moves.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import frexp
 
 from coda.dtypes import F16
-from coda.ir import Node, Program, substitute
+from coda.ir import Node, Program, replaced
 from coda.ops import build
 from coda.passes.axes import add_all
 from coda.passes.labels import BITWISE, Label, Note, note
@@ -35,10 +35,7 @@ def scale_in(program: Program) -> tuple[Program, tuple[Note, ...]]:
             scaler.sum(total)
     if not scaler.moved:
         return program, ()
-    new = substitute((o.value for o in program.outputs), scaler.moved)
-    result = program.with_outputs(replace(o, value=new[o.value]) for o in program.outputs)
-    names = tuple((new[n], name) for n, name in program.names if n in new)
-    return replace(result, names=names), tuple(scaler.notes)
+    return replaced(program, scaler.moved), tuple(scaler.notes)
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,7 @@ Label: algebraic. The factor multiplies a sum of rounded products instead of eac
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from coda.ir import Node, Program, substitute
+from coda.ir import Node, Program, replaced
 from coda.ops import build, rebuild
 from coda.passes.labels import Label, Note, note
 from coda.passes.narrow import products_below
@@ -44,16 +42,13 @@ def sink(program: Program) -> tuple[Program, tuple[Note, ...]]:
     }
     if not moved:
         return program, ()
-    new = substitute((o.value for o in program.outputs), moved)
-    result = program.with_outputs(replace(o, value=new[o.value]) for o in program.outputs)
-    names = tuple((new[n], name) for n, name in program.names if n in new)
     notes = tuple(
         note(NAME, f"a row factor of '{name}' is behind all that is linear", Label("it multiplies a sum"), value)
         for value in moved
         for x, name in stored.items()
         if _is_result(value, x)
     )
-    return replace(result, names=names), notes
+    return replaced(program, moved), notes
 
 
 def _is_result(value: Node, stored: Node) -> bool:

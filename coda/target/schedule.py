@@ -15,12 +15,11 @@ from dataclasses import dataclass
 import sympy
 
 from coda.dtypes import DType
-from coda.ir import Axis, Program, Size
+from coda.ir import Axis, Program, Size, nominal
 from coda.target.plan import Arg, Plan, Variant
 from coda.target.rowplan import RowPlan
 
 Kernel = Plan | RowPlan
-NOMINAL = 4096  # the size that a symbolic axis is assumed to have where buffers are chosen
 
 
 @dataclass(frozen=True)
@@ -189,5 +188,4 @@ def share(lives: dict[str, tuple[int, int, int]]) -> dict[str, int]:
 
 
 def _nominal(arg: Arg) -> int:
-    elements = sympy.Mul(*arg.dims)
-    return int(elements.subs({s: NOMINAL for s in elements.free_symbols})) * arg.dtype.bytes
+    return nominal(sympy.Mul(*arg.dims)) * arg.dtype.bytes
