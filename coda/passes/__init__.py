@@ -80,7 +80,7 @@ def derive(
 ) -> tuple[Backward, tuple[Note, ...]]:
     """The rewritten forward and its derived, rewritten backward."""
     forward, notes = optimize(program, numerics)
-    backward = differentiate(forward, wrt, memory=memory, accumulate=accumulate)
+    backward = differentiate(forward, wrt, memory=memory, numerics=numerics, accumulate=accumulate)
     optimized, more = optimize(backward.backward, numerics)
     if numerics == "fused":
         known = {p.name for p in forward.params} | {o.name for o in backward.forward.outputs}

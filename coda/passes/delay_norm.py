@@ -43,6 +43,13 @@ def delay_norm(program: Program, numerics: str = "fused") -> tuple[Program, tupl
     return replace(moved, names=(*moved.names, *delay.names.items())), tuple(delay.notes)
 
 
+def delayed_operands(program: Program, numerics: str = "fused") -> dict[Node, tuple[Node, ...]]:
+    """What each product of a program reads once row factors have moved behind it."""
+    delay = _Delay(program, numerics)
+    rewrite(program, lambda node, args: delay.product(node, args) if node.op == "dot" else None)
+    return delay.operands
+
+
 @dataclass(frozen=True)
 class _Side:
     """One operand of a product, taken apart: ``main`` is the term with a tile, ``others`` have none."""
@@ -83,6 +90,7 @@ class _Delay:
         self.frozen = {p.name for p in program.params if p.frozen}
         self.called = dict(program.names)
         self.names: dict[Node, str] = {}
+        self.operands: dict[Node, tuple[Node, ...]] = {}  # of each product, as it is written then
         self.notes: list[Note] = []
 
     def product(self, node: Node, args: tuple[Node, ...]) -> Node:
@@ -96,6 +104,7 @@ class _Delay:
                 shifts += _shifts(dot, side)
                 dot = _without_rows(dot, side)
         self.names |= {n: "r" for n in scales if n not in self.called}
+        self.operands[node] = dot.args
         return add_all([multiply(*scales, dot), *shifts])
 
     def decide(self, node: Node, side: _Side | None) -> bool:

@@ -70,6 +70,7 @@ def differentiate(
     *,
     of: Sequence[str] | None = None,
     memory: str = "fast",
+    numerics: str = "fused",
     accumulate: Collection[str] = (),
 ) -> Backward:
     """The gradients for the parameters ``wrt`` (by default every float tensor that is no frozen weight) of the outputs
@@ -77,8 +78,9 @@ def differentiate(
 
     A gradient has the dtype of its parameter; for the names in ``accumulate`` it is an inout f32 tensor and added to.
     ``memory="low"`` recomputes products instead of keeping their results, and names the axis ``chunk`` of the backward
-    where that would bring back what the forward never stores, the logits of a loss. A parameter that the outputs do not
-    depend on gets no gradient.
+    where that would bring back what the forward never stores, the logits of a loss. ``numerics`` says whether row
+    factors will leave the operands of products (``delay_norm.py``), which then are others. A parameter that the outputs
+    do not depend on gets no gradient.
     """
     if memory not in MEMORY:
         raise CodaError.of(f"memory={memory!r} is not known", "it is 'fast' or 'low'")
@@ -97,10 +99,10 @@ def differentiate(
     outputs.sort(key=lambda o: o.into is None)
     inouts = [Param(o.name, o.type, inout=True) for o in outputs if o.into]
     gradient_program = simplify(Program.of(f"{program.name}_backward", (), outputs, dict(program.names) | sweep.names))
-    kept = keep_for(program, gradient_program, memory)
+    kept = keep_for(program, gradient_program, memory, numerics)
     if kept.unsteady:
         steady, notes = round_early(program, kept.unsteady)
-        again = differentiate(steady, wrt, of=of, memory=memory, accumulate=accumulate)
+        again = differentiate(steady, wrt, of=of, memory=memory, numerics=numerics, accumulate=accumulate)
         return replace(again, notes=(*notes, *again.notes))
     params = [*kept.params, *(s for s in seeds if kept.reads(s.name)), *inouts]
     backward = simplify(Program.of(gradient_program.name, params, kept.outputs, kept.names))

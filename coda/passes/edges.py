@@ -5,7 +5,7 @@ from __future__ import annotations
 from coda.ir import Node, Program, nominal
 from coda.ops import OPS
 from coda.passes.merge import ANCHORS
-from coda.passes.mincut import vertex_cut
+from coda.passes.mincut import INFINITE, vertex_cut
 from coda.passes.schedule import LEAVES, Schedule, in_memory
 
 
@@ -22,7 +22,7 @@ def stored_values(program: Program, schedule: Schedule) -> set[Node]:
     around = [n for n in nodes if n not in stored and n.op not in LEAVES]
     edges = [(a, n) for n in around if not _is_never_again(n) for a in n.args if a in around]
     costs = {n: _bytes(n) for n in around}
-    sources = [n for n in around if _is_never_again(n)]
+    sources = {n: INFINITE for n in around if _is_never_again(n)}
     return stored | set(vertex_cut(costs, edges, sources, [n for n in dict.fromkeys(across) if n in costs]))
 
 

@@ -16,10 +16,11 @@ Capacities = dict[Any, dict[Any, int]]
 
 
 def vertex_cut(
-    costs: Mapping[Any, int], edges: Iterable[tuple[Any, Any]], sources: Iterable[Any], sinks: Iterable[Any]
+    costs: Mapping[Any, int], edges: Iterable[tuple[Any, Any]], sources: Mapping[Any, int], sinks: Iterable[Any]
 ) -> list[Any]:
     """The nodes to cut, in the order of ``costs``, so that no path leads from a source to a sink. ``costs`` has every
-    node; sources and sinks may themselves be cut."""
+    node; sources and sinks may themselves be cut. What it costs to leave a source uncut is up to the source:
+    ``INFINITE`` where it must not be."""
     capacity: Capacities = defaultdict(dict)
 
     def connect(a: Hashable, b: Hashable, limit: int) -> None:
@@ -30,8 +31,8 @@ def vertex_cut(
         connect((node, "in"), (node, "out"), cost)
     for a, b in edges:
         connect((a, "out"), (b, "in"), INFINITE)
-    for node in sources:
-        connect(_SOURCE, (node, "in"), INFINITE)
+    for node, limit in sources.items():
+        connect(_SOURCE, (node, "in"), limit)
     for node in sinks:
         connect((node, "out"), _SINK, INFINITE)
     while path := _path(capacity):

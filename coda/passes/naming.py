@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from coda.dtypes import TABLE
 from coda.frontend.builtins import BUILTINS
 from coda.frontend.syntax import KEYWORDS
-from coda.ir import Program
+from coda.ir import Node, Program
 
 
 def taken_names(program: Program) -> set[str]:
@@ -14,6 +16,13 @@ def taken_names(program: Program) -> set[str]:
     for axis in program.axes:
         taken |= {axis.name, *(s.name for s in axis.size.free_symbols)}
     return taken
+
+
+def source_name(value: Node, names: Mapping[Node, str]) -> str | None:
+    """What the source calls a value, or the one that it is the rounding or another view of."""
+    while value not in names and value.op in ("cast", "transpose", "layout"):
+        (value,) = value.args
+    return names.get(value)
 
 
 class Fresh:

@@ -1,11 +1,12 @@
 """What the forward keeps for the backward, and what the backward computes again.
 
-A kept value costs its bytes, once read and once written (which a value that the program rounds is anyway, most of the
-time); a pointwise value computed again costs nothing that shows beside a product. So what to keep is the cheapest set
-that separates what the gradients read from what must not be computed again: products (unless ``memory="low"``),
-reductions and opaque calls. That is a minimum cut, weighted in bytes; of equal ones the one closest to the gradients is
-taken, so a preactivation is kept with its bias, and 1/rms, not the mean. What the calls of both read (q, k and v) is
-kept before all else: computed again it would have to be written again.
+A kept value costs its bytes, once read and once written, unless the forward has it in memory anyway. Pointwise math
+done again costs nothing that shows beside a product, but an operand of a product must be in memory: computed again it
+is written again. So what to keep is the cheapest set that separates what the gradients read from what must not be
+computed again: products, reductions and opaque calls. That is a minimum cut, weighted in bytes; of equal ones the one
+closest to the gradients is taken, so a preactivation is kept with its bias, and 1/rms, not the mean. With
+``memory="low"`` products are computed again, and operands of products, whatever that costs. What the calls of both
+read (q, k and v) is kept before all else.
 
 Parameters and outputs of the program cost nothing: they are there. A value of which an output is the rounding (``z``
 and the ``bf16`` it is returned as) is read from that output. A kept value is stored in the dtype of the matrices around
@@ -15,16 +16,20 @@ spoil an exponential, the forward has to round it before (``steady.py``).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from coda.dtypes import F32, DType
 from coda.frontend.rounding import is_stored, nearest_storage
 from coda.ir import Node, Output, Param, Program, nominal, substitute, topological
 from coda.ops import OPS, build
+from coda.passes.delay_norm import delayed_operands
+from coda.passes.edges import stored_values
 from coda.passes.labels import BITWISE, Label, Note, note
-from coda.passes.mincut import vertex_cut
-from coda.passes.naming import Fresh, taken_names
+from coda.passes.merge import core, merge
+from coda.passes.mincut import INFINITE, vertex_cut
+from coda.passes.naming import Fresh, source_name, taken_names
+from coda.passes.schedule import Schedule
 from coda.passes.steady import unsteady
 
 _LEAVES = {"input", "const", "index", "size"}
@@ -47,14 +52,15 @@ class Kept:
         return any(n.op == "input" and n.attr("name") == name for n in topological(o.value for o in self.outputs))
 
 
-def keep_for(program: Program, gradients: Program, memory: str) -> Kept:
+def keep_for(program: Program, gradients: Program, memory: str, numerics: str = "fused") -> Kept:
     """Decide what ``program`` keeps so that ``gradients``, which read values of it, can be computed."""
     there = _there(program)
     fresh = Fresh(taken_names(program) | taken_names(gradients))
     extra = _outputs(program, {n: n.dtype for n in _called(program, gradients, there)}, fresh)
     there = _there(replace(program, outputs=(*program.outputs, *extra.values())))
     gradients, recovered = _recover(program, gradients, there)
-    extra |= _outputs(program, {n: stored_dtype(n) for n in _cheapest(program, gradients, there, memory)}, fresh)
+    cheapest = _cheapest(program, gradients, there, memory, numerics)
+    extra |= _outputs(program, {n: stored_dtype(n) for n in cheapest}, fresh)
     notes = (*recovered, *(_note(node, output) for node, output in extra.items()))
     forward = program.with_outputs((*program.outputs, *extra.values())) if extra else program
     there |= extra
@@ -131,7 +137,9 @@ def _recover(program: Program, gradients: Program, there: dict[Node, Output]) ->
     return Program.of(gradients.name, gradients.params, results, names), notes
 
 
-def _cheapest(program: Program, gradients: Program, there: dict[Node, Output], memory: str) -> list[Node]:
+def _cheapest(
+    program: Program, gradients: Program, there: dict[Node, Output], memory: str, numerics: str
+) -> list[Node]:
     """The values to keep besides what is there."""
     forward = set(program.nodes())
     computed = topological((o.value for o in gradients.outputs), lambda n: () if n in forward else n.args)
@@ -141,11 +149,27 @@ def _cheapest(program: Program, gradients: Program, there: dict[Node, Output], m
         return () if node in there or node in never else node.args
 
     never = {n for n in forward if _is_over_an_axis(n) or n.op == "call" or (n.op == "dot" and memory != "low")}
+    operands = _operands(forward, gradients, never, numerics) if memory != "low" else set()
     read = [n for n in computed if n in forward]
     around = [n for n in topological(read, again) if n not in there and n.op not in _LEAVES]
-    costs = {n: _bytes(n) * (1 if n.op in ("cast", "call") else 2) for n in around}
-    edges = [(a, n) for n in around for a in again(n) if a in costs]
-    return vertex_cut(costs, edges, [n for n in around if n in never], [n for n in read if n in costs])
+    written = {n for n in stored_values(program, Schedule(program, merge(program)[0])) if n.dtype == stored_dtype(n)}
+    to_keep = {n: _bytes(n) * (1 if n in written else 2) for n in around}
+    to_compute = {n: INFINITE if n in never else 2 * _bytes(n) for n in around if n in never or n in operands}
+    edges = [(a, n) for n in around for a in again(n) if a in to_keep]
+    return vertex_cut(to_keep, edges, to_compute, [n for n in read if n in to_keep])
+
+
+def _operands(forward: Collection[Node], gradients: Program, never: Collection[Node], numerics: str) -> set[Node]:
+    """The values of the forward that products of the gradients read from memory: ``h`` of ``dy.T @ (h * g)``, of which
+    the vector moves behind the product, but all of ``dy.T @ (h * r * g)``, as ``h * r`` would be a matrix of its own.
+    What is not computed again, ``never``, has no operands here."""
+    given = {n: build("input", name=f"kept {i}", type=n.type) for i, n in enumerate(never)}
+    new = substitute((o.value for o in gradients.outputs), given)
+    known = {new[n]: n for n in forward if n in new}
+    apart = gradients.with_outputs(replace(o, value=new[o.value]) for o in gradients.outputs)
+    operands = delayed_operands(apart, numerics)
+    pairs = [(core(a), core(b)) for dot, args in operands.items() for a, b in zip(dot.args, args, strict=True)]
+    return {known[b if b in known else a] for a, b in pairs if a in known or b in known}
 
 
 def _bytes(node: Node) -> int:
@@ -191,7 +215,8 @@ def _outputs(program: Program, kept: Mapping[Node, DType], fresh: Fresh) -> dict
     outputs = {}
     for node, dtype in kept.items():
         stored = node if node.dtype == dtype else build("cast", node, dtype=dtype, saturate=False, span=node.span)
-        outputs[node] = Output(fresh(known.get(node, _STEMS.get(node.op, "kept"))), stored, stored.type)
+        name = source_name(node, known) or _STEMS.get(node.op, "kept")
+        outputs[node] = Output(fresh(name), stored, stored.type)
     return outputs
 
 

@@ -11,9 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from coda.frontend import load_path
-from coda.ir import Program
+from coda.ir import Node, Program, substitute, topological
+from coda.ops import build
 from coda.passes import derive, fuse, optimize
-from coda.passes.partition import assemble
+from coda.passes.axes import arranged
+from coda.passes.partition import assemble, composed
 from coda.passes.simplify import simplify
 from coda.printer import print_program
 from coda.runtime.binding import bind, shapes_of
@@ -196,6 +198,27 @@ def test_kernels(name, golden):
             check_text(kernel.program)
     kernels = [*b.forward.kernels, *b.backward.kernels]
     golden(f"partition/{name}.coda", "\n".join(print_program(k.program) for k in kernels))
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_the_backward_writes_nothing_that_the_forward_has_in_memory(name):
+    b = fuse(block(name), None)
+    made, _ = composed(b.forward.kernels, b.forward.program.params)
+    written, _ = composed(b.backward.kernels, b.backward.program.params)
+    kept = {build("input", name=n, type=made[n].type): arranged(made[n].value, made[n].type) for n in b.gradients.saved}
+    new = substitute((o.value for o in written.values()), kept)
+    real = numbered([*(o.value for o in made.values()), *new.values()])
+    assert not {real[o.value] for o in made.values()} & {real[new[o.value]] for o in written.values()}
+
+
+def numbered(values: list[Node]) -> dict[Node, int]:
+    """A number for each value and all below them, the same for those that differ in roundings only."""
+    keys: dict[object, int] = {}
+    found: dict[Node, int] = {}
+    for n in topological(values):
+        key = (n.op, n.attrs, tuple(found[a] for a in n.args))
+        found[n] = found[n.args[0]] if n.op == "cast" else keys.setdefault(key, len(keys))
+    return found
 
 
 @pytest.mark.parametrize("name", MODULES)

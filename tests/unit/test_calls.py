@@ -274,7 +274,7 @@ def test_a_chain_calls_between_its_segments(backward):
 
     f = ChainedProgram(p, {"B": 2}, build=build, device_type="cpu", parts=segments(fuse(p).forward))
     for rows in (6, 10, 6):
-        inputs = random_inputs(p, {"B": 2, "T": rows // 2, "D": 16, "F": 24, "P": 8}, rows)
+        inputs = random_inputs(p, {"B": 2, "T": rows // 2, "D": 64, "F": 96, "P": 8}, rows)
         before = {n: x.clone() for n, x in inputs.items() if isinstance(x, torch.Tensor)}
         got = f(**inputs)
         got = got if backward else (got,)

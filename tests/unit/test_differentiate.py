@@ -13,6 +13,7 @@ from coda.dtypes import BF16, F32
 from coda.errors import CodaError
 from coda.frontend import load, load_path
 from coda.ir import Program
+from coda.passes import optimize
 from coda.passes.differentiate import differentiate
 from coda.printer import print_program
 from coda.runtime.inputs import random_inputs
@@ -264,6 +265,19 @@ def test_preactivations_are_kept_with_their_bias_and_statistics_in_f32():
     norm = program("program p(x: bf16[M, D], g: bf16[D]) { return y = rms_norm(x, g, 1e-5): bf16 }")
     forward = differentiate(norm).forward
     assert [str(o.type) for o in forward.outputs[1:]] == ["f32[M]"]
+
+
+def test_an_operand_that_the_forward_has_in_memory_is_not_written_again():
+    """y, behind gate and up, for the gradient of w_down. With low memory it is, with all else."""
+    p = only(EXAMPLES["mlp_block"])
+    assert "y" in kept(p) and "y" not in kept(p, memory="low")
+
+
+def test_a_norm_is_kept_where_it_is_an_operand_and_not_where_its_factors_leave_the_product():
+    """dw = dy.T @ n reads the n that the forward multiplies by w; delayed, it is (dy.T @ x) * g."""
+    p = program("program p(x: bf16[M, D], g: bf16[D], w: bf16[N, D]) { return y = rms_norm(x, g, 1e-5) @ w.T: bf16 }")
+    assert {str(o.type) for o in differentiate(p).forward.outputs} == {"bf16[M, N]", "f32[M]", "bf16[M, D]"}
+    assert kept(optimize(p)[0]) == ["r"]
 
 
 def test_low_memory_computes_products_again():

@@ -100,7 +100,7 @@ def test_the_text_has_each_launch_with_its_floor(capsys):
     assert "launches: 3 gemm" in text and "sums_partial" in text
     assert "all of them" in text and "llama3_mlp_backward" in text and "d_w_down: bf16[D, F]" in text
     assert "d_w_up" not in text
-    assert "d_out.T @ kept" in text
+    assert "d_out.T @ y" in text
 
 
 def test_a_gathered_table_costs_the_rows_that_are_read():
