@@ -171,13 +171,13 @@ CODA_LIFT_UNARY(expm1)
 CODA_FN float relu(float a) { return max(a, 0.0f); }
 CODA_FN float silu(float a) { return a * sigmoid(a); }
 CODA_FN float gelu_erf(float a) { return 0.5f * a * (1.0f + erf(0.7071067811865476f * a)); }
-// 0.5 (1 + tanh(u)) = sigmoid(2u), u = sqrt(2/pi) (a + 0.044715 a^3): one exponential and one reciprocal.
+// 0.5 (1 + tanh(u)) = sigmoid(2u), 2u = 2 sqrt(2/pi) (a + 0.044715 a^3): one exponential and one reciprocal. This and
+// quick_gelu are written as their derivatives are (coda/ops/pointwise.py), so that a kernel with both computes one.
 CODA_FN float gelu_tanh(float a) {
-  constexpr float kLinear = -2.0f * 0.7978845608028654f * kLog2E, kCubic = kLinear * 0.044715f;
-  return a * logistic2(a * (kLinear + kCubic * (a * a)));
+  return a * sigmoid(a * (1.5957691216057308f + 0.07135481627260025f * (a * a)));
 }
 CODA_FN float relu2(float a) { return relu(a) * relu(a); }
-CODA_FN float quick_gelu(float a) { return a * logistic2(-1.702f * kLog2E * a); }
+CODA_FN float quick_gelu(float a) { return a * sigmoid(1.702f * a); }
 CODA_FN float softplus(float a) { return max(a, 0.0f) + ::log1pf(exp(-abs(a))); }
 CODA_FN float hardswish(float a) { return a * min(max(a + 3.0f, 0.0f), 6.0f) * (1.0f / 6.0f); }
 CODA_LIFT_UNARY(relu)

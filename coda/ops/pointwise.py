@@ -96,11 +96,12 @@ pointwise(
     "error function; the constant of the derivative is 2/sqrt(pi)",
 )  # fmt: skip
 
-# Activations.
+# Activations. Their derivatives share the exponential and the reciprocal of the function itself, in the operation table
+# and in C++ (scalar.h): the gradient of a gated activation computes both.
 pointwise("relu", 1, lambda a: a.relu(), "coda::relu({0})", ("where(a > 0, dy, 0)",), "max(a, 0) (torch.relu)")
 pointwise(
     "silu", 1, lambda a: _torch().nn.functional.silu(a), "coda::silu({0})",
-    ("dy * sigmoid(a) * (1 + a * sigmoid(-a))",), "a * sigmoid(a) (Elfwing et al. 2017; torch silu, 'swish')",
+    ("dy * sigmoid(a) * (1 + a * (1 - sigmoid(a)))",), "a * sigmoid(a) (Elfwing et al. 2017; torch silu, 'swish')",
 )  # fmt: skip
 pointwise(
     "gelu_erf", 1, lambda a: _torch().nn.functional.gelu(a), "coda::gelu_erf({0})",
@@ -109,11 +110,11 @@ pointwise(
 )  # fmt: skip
 pointwise(
     "gelu_tanh", 1, lambda a: _torch().nn.functional.gelu(a, approximate="tanh"), "coda::gelu_tanh({0})",
-    (
-        "dy * (0.5 * (1 + tanh(0.7978845608028654 * (a + 0.044715 * a * a * a)))"
-        " + 0.5 * a * (1 - tanh(0.7978845608028654 * (a + 0.044715 * a * a * a))"
-        " * tanh(0.7978845608028654 * (a + 0.044715 * a * a * a)))"
-        " * 0.7978845608028654 * (1 + 0.134145 * a * a))",
+    (  # with 0.5 (1 + tanh(u)) = sigmoid(2u), 2u = 2 sqrt(2/pi) (a + 0.044715 a^3)
+        "dy * (sigmoid(a * (1.5957691216057308 + 0.07135481627260025 * (a * a)))"
+        " + a * (sigmoid(a * (1.5957691216057308 + 0.07135481627260025 * (a * a)))"
+        " * (1 - sigmoid(a * (1.5957691216057308 + 0.07135481627260025 * (a * a)))))"
+        " * (1.5957691216057308 + 0.21406444881780076 * (a * a)))",
     ),
     "the tanh approximation of GELU (torch gelu(approximate='tanh'), Hugging Face gelu_pytorch_tanh)",
 )  # fmt: skip
@@ -133,7 +134,7 @@ pointwise(
 )  # fmt: skip
 pointwise(
     "quick_gelu", 1, lambda a: a * (1.702 * a).sigmoid(), "coda::quick_gelu({0})",
-    ("dy * sigmoid(1.702 * a) * (1 + 1.702 * a * sigmoid(-1.702 * a))",),
+    ("dy * sigmoid(1.702 * a) * (1 + 1.702 * a * (1 - sigmoid(1.702 * a)))",),
     "a * sigmoid(1.702 * a), the sigmoid approximation of GELU (CLIP, gpt-oss; Hugging Face quick_gelu)",
 )  # fmt: skip
 pointwise(
