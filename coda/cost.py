@@ -20,12 +20,13 @@ from dataclasses import dataclass
 import sympy
 
 from coda.dtypes import F32, DType
-from coda.ir import Node, Output, Program, Size
+from coda.ir import Node, Output, Program, Size, Type
 
 PARTIAL_COLUMNS = 128  # columns that one partial of a row reduction is assumed to cover
 
 # Operations that move nothing: leaves, and what only renames, cuts or reorders.
 _FREE = {"input", "const", "index", "size", "default", "cast", "transpose", "layout", "slice", "part", "partial"}
+_FREE |= {"finish"}
 
 
 @dataclass(frozen=True)
@@ -139,15 +140,17 @@ def _bytes(node: Node, dtype: DType) -> Size:
     """Scalars and index vectors made on the spot cost nothing."""
     if not node.type.dims or node.op in ("index", "const", "size"):
         return sympy.Integer(0)
-    return node.type.elements * dtype.bytes
+    return node.type.elements * _partials(node.type) * dtype.bytes
+
+
+def _partials(type_: Type) -> Size:
+    """How many partial results there are: about one for each ``PARTIAL_COLUMNS`` elements."""
+    if type_.partial is None:
+        return sympy.Integer(1)
+    return sympy.ceiling(sympy.Mul(*(a.size for a in type_.partial.axes)) / PARTIAL_COLUMNS)
 
 
 def output_bytes(output: Output) -> Size:
-    """What a kernel writes of an output; a partial one has a value for each ``PARTIAL_COLUMNS`` elements."""
-    count: Size = sympy.Integer(1)
-    if output.is_partial:
-        reduce = output.value.args[0]
-        axes = [a for a in reduce.args[0].type.axes if a.name in reduce.attr("axes")]
-        count = sympy.ceiling(sympy.Mul(*(a.size for a in axes)) / PARTIAL_COLUMNS)
+    """What a kernel writes of an output."""
     both_ways = 2 if output.into is not None else 1  # an inout parameter is read as well
-    return output.type.elements * output.type.dtype.bytes * count * both_ways
+    return output.type.elements * output.type.dtype.bytes * _partials(output.type) * both_ways

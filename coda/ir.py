@@ -67,16 +67,37 @@ Dim = tuple[Axis, ...]
 
 
 @dataclass(frozen=True)
+class Partial:
+    """What partial results are parts of: a reduction of this kind ("sum", ..) over these axes."""
+
+    kind: str
+    axes: tuple[Axis, ...]
+
+    def __str__(self) -> str:
+        return f"partial[{self.kind}, {_dim_text(self.axes)}]"
+
+
+@dataclass(frozen=True)
 class Type:
-    """A dtype over dims; each dim is a group of axes, slowest first. ``()`` dims is a scalar."""
+    """A dtype over dims; each dim is a group of axes, slowest first. ``()`` dims is a scalar.
+
+    ``partial``: a tensor in memory of partial results, one for each tile of the kernel that left them. They lie in
+    front of the dims, and their number is known to nobody but that kernel. Only ``finish`` reads them.
+    """
 
     dtype: DType
     dims: tuple[Dim, ...] = ()
+    partial: Partial | None = None
 
     @property
     def axes(self) -> tuple[Axis, ...]:
         """The atomic axes in memory order, slowest first."""
         return tuple(axis for dim in self.dims for axis in dim)
+
+    @property
+    def named(self) -> tuple[Axis, ...]:
+        """The axes that the type mentions: also those that partial results are reduced over."""
+        return (*(self.partial.axes if self.partial else ()), *self.axes)
 
     @property
     def names(self) -> frozenset[str]:
@@ -86,6 +107,7 @@ class Type:
         return next((a for a in self.axes if a.name == name), None)
 
     def with_dtype(self, dtype: DType) -> Type:
+        """Finished values of this dtype."""
         return Type(dtype, self.dims)
 
     @property
@@ -93,11 +115,13 @@ class Type:
         return sympy.Mul(*(a.size for a in self.axes))
 
     def __str__(self) -> str:
-        dims = []
-        for dim in self.dims:
-            names = [a.name for a in dim]
-            dims.append(names[0] if len(names) == 1 else "(" + " ".join(names) + ")")
-        return f"{self.dtype}[{', '.join(dims)}]"
+        before = f"{self.partial} " if self.partial else ""
+        return f"{before}{self.dtype}[{', '.join(map(_dim_text, self.dims))}]"
+
+
+def _dim_text(dim: Dim) -> str:
+    names = " ".join(a.name for a in dim)
+    return names if len(dim) == 1 else f"({names})"
 
 
 def dim_size(dim: Dim) -> Size:
@@ -181,7 +205,8 @@ class Param:
 @dataclass(frozen=True)
 class Output:
     """A result: ``value`` stored with dtype and memory order of ``type``. The value's dtype is already that of
-    ``type`` (the checker has inserted the cast). ``into`` names the inout parameter it accumulates into."""
+    ``type`` (the checker has inserted the cast). ``into`` names the inout parameter it accumulates into. Where the
+    value is unfinished, ``type`` is that of partial results."""
 
     name: str
     value: Node
@@ -243,7 +268,7 @@ def appearing_axes(params: Iterable[Param], outputs: Iterable[Output]) -> tuple[
     """The axes of a program in order of appearance: in its parameters, then in its values, operands first."""
     outputs = list(outputs)
     types = [p.type for p in params] + [n.type for n in topological(o.value for o in outputs)]
-    return tuple(dict.fromkeys(axis for t in types for axis in t.axes))
+    return tuple(dict.fromkeys(axis for t in types for axis in t.named))
 
 
 def topological(roots: Iterable[Node], operands: Callable[[Node], Iterable[Node]] | None = None) -> list[Node]:

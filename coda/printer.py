@@ -83,7 +83,7 @@ def _param(param: Param, sized: set[str]) -> str:
 
 
 def _sized_type(type_: Type, sized: set[str]) -> str:
-    """The type with the size of each static axis at its first mention: bf16[M, (s=2 F)]."""
+    """The type with the size of each static axis at its first mention: bf16[M, (s=2 F)], partial[sum, D] f32[M]."""
 
     def factor(axis: Axis) -> str:
         if axis.static is None or axis.name in sized:
@@ -91,19 +91,26 @@ def _sized_type(type_: Type, sized: set[str]) -> str:
         sized.add(axis.name)
         return f"{axis.name}={axis.static}"
 
-    return f"{type_.dtype}{_dims_text(type_.dims, factor)}"
+    partial = type_.partial
+    before = "" if partial is None else f"partial[{partial.kind}, {_dim_text(partial.axes, factor)}] "
+    return f"{before}{type_.dtype}{_dims_text(type_.dims, factor)}"
 
 
 def _dims_text(dims: tuple[Dim, ...], factor: Callable[[Axis], str] = str) -> str:
     """[M, (s F)]; nothing for a scalar."""
     if not dims:
         return ""
-    groups = [" ".join(factor(a) for a in dim) for dim in dims]
-    return "[" + ", ".join(f"({g})" if len(dim) > 1 else g for g, dim in zip(groups, dims, strict=True)) + "]"
+    return "[" + ", ".join(_dim_text(dim, factor) for dim in dims) + "]"
+
+
+def _dim_text(dim: Dim, factor: Callable[[Axis], str]) -> str:
+    text = " ".join(map(factor, dim))
+    return f"({text})" if len(dim) > 1 else text
 
 
 def _param_axes(program: Program) -> set[str]:
-    return {a.name for p in program.params for a in p.type.axes}
+    """The axes that the types of the parameters name."""
+    return {a.name for p in program.params for a in p.type.named}
 
 
 def _const_sizes(program: Program) -> list[str]:

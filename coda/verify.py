@@ -12,6 +12,7 @@ from coda.frontend.rounding import round_operands
 from coda.frontend.syntax import KEYWORDS
 from coda.ir import Node, Output, Param, Program, appearing_axes, intern, size_symbol
 from coda.ops import OPS, OpError
+from coda.ops.reduce import PARTIALS
 
 
 @dataclass(frozen=True)
@@ -158,8 +159,8 @@ NODE_RULES = (
     Rule("identity", _optional_has_identity, "{subject} reads an optional parameter without a 'default'"),
     Rule("default-of", _default_is_of_optional, "{subject} is not over an optional parameter"),
     Rule("constant", _constant_has_dtype, "{subject} has a value that is not of its dtype"),
-    Rule("partial-of", lambda p, n: n.op != "partial" or n.args[0].op.startswith("reduce_"),
-         "{subject} is not over a reduction"),
+    Rule("partial-of", lambda p, n: n.op != "partial" or n.args[0].op.removeprefix("reduce_") in PARTIALS,
+         "{subject} is not over a reduction, or over a mean, which has none"),
     Rule("partial-result", lambda p, n: not any(a.op == "partial" for a in n.args),
          "{subject} reads an unfinished reduction, which can only be an output"),
 )  # fmt: skip
@@ -181,6 +182,8 @@ OUTPUT_RULES = (
     Rule("output-dtype", lambda p, o: o.value.dtype == o.type.dtype, "output {subject} is not cast to its dtype"),
     Rule("output-axes", lambda p, o: sorted(map(str, o.value.type.axes)) == sorted(map(str, o.type.axes)),
          "output {subject} has other axes than its value"),
+    Rule("output-partial", lambda p, o: o.is_partial == (o.type.partial is not None),
+         "output {subject} is partial results by its value or by its type, but not both"),
     Rule("output-optional", lambda p, o: not _reads_optional(p, o.value),
          "output {subject} is a bare optional parameter"),
     Rule("into", _into_is_inout, "output {subject} has the name of a parameter that it does not accumulate into"),

@@ -227,7 +227,7 @@ class _Call:
             else:
                 partials[k] = PARTIAL[store.reduction or ""](values[k][0], 1 if store.kind == "row" else 0).contiguous()
                 if store.arg is not None:
-                    results[store.arg] = partials[k]
+                    results[store.arg] = partials[k][None]
         for finishing in self.plan.finishings:
             results |= self._finish(finishing, partials)
         return {o.name: results[o.name] for o in self.plan.program.outputs}
@@ -289,7 +289,7 @@ class _Call:
             value = operand.identity if default is None else default
         if not isinstance(value, Tensor):
             return Entry(integer=value) if operand.dtype.kind == "int" else Entry(value=value)
-        entry = Entry(data=value.data_ptr())
+        entry = Entry(data=value.data_ptr(), extent=len(value) if operand.partial else 0)
         if value.numel() == 1 and value.dim() <= 1:  # one value stands for all
             return entry
         if operand.row_dim is not None:

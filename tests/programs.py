@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from hypothesis import strategies as st
 
 from coda.dtypes import BF16, F16, F32, I64, DType
 from coda.frontend import load_path
-from coda.ir import Axis, Node, Output, Param, Program, Type, appearing_axes
+from coda.ir import Axis, Node, Output, Param, Partial, Program, Type, appearing_axes
 from coda.ops import build
+from coda.ops.reduce import PARTIALS, partial_of, read_of
 from coda.passes import fuse
 from coda.target.blocks import joined_finishes
 
@@ -68,15 +70,23 @@ class EpilogueBuilder:
 
     def operand(self, op: str) -> Node:
         """The second operand of a binary operation: a value, a constant or a new parameter, perhaps optional."""
-        kind = self.draw(st.sampled_from(["value", "constant", *OPERAND_AXES]))
+        kind = self.draw(st.sampled_from(["value", "constant", "partial", *OPERAND_AXES]))
         if kind == "value":
             return self.pick()
         if kind == "constant":
             return constant(self.draw(self.constants))
+        if kind == "partial":
+            return self.partial()
         optional = op in IDENTITIES and kind != "scalar" and self.draw(st.booleans())
         name, dtype = f"{kind}{len(self.params)}", self.draw(st.sampled_from(STORAGE))
         node = self.parameter(name, dtype, OPERAND_AXES[kind], optional)
         return build("default", node, identity=IDENTITIES[op]) if optional else node
+
+    def partial(self) -> Node:
+        """What another program has left of a reduction over the contracted axis, one value for each row."""
+        type_ = Type(F32, ((M,),), Partial(self.draw(st.sampled_from(("sum", "max", "min"))), (K,)))
+        self.params.append(Param(f"partial{len(self.params)}", type_))
+        return read_of(self.params[-1].name, type_)
 
     def step(self) -> Node:
         kind = self.draw(st.sampled_from(["unary", "binary", "binary", "where", "cast", "reduce", "clamp"]))
@@ -102,9 +112,9 @@ class EpilogueBuilder:
         return build(op, x, axes=(self.draw(st.sampled_from(axes)),))
 
     def output(self, name: str, value: Node) -> Output:
-        if value.op.startswith("reduce_") and self.draw(st.booleans()):
-            value = build("partial", value)
-            return Output(name, value, value.type)
+        if value.op.removeprefix("reduce_") in PARTIALS and self.draw(st.booleans()):
+            unfinished = build("partial", value)
+            return Output(name, unfinished, replace(value.type, partial=partial_of(value)))
         value = cast(value, self.draw(st.sampled_from(STORAGE)))
         dims = tuple(self.draw(st.permutations(value.type.dims))) if self.draw(st.booleans()) else value.type.dims
         return Output(name, value, Type(value.dtype, dims))

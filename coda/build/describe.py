@@ -57,10 +57,7 @@ def signature(plan: Schedule) -> str:
 
 
 def argument_text(plan: Schedule, arg: Arg) -> str:
-    axes = arg.axes
-    store = partial_outputs(plan).get(arg.name)
-    if store is not None:
-        axes = ("partials", *axes)
+    axes = ("partials", *arg.axes) if arg.partial else arg.axes
     optional = "?" if arg.optional else "" if arg.default is None else f" = {arg.default}"
     inout = "inout " if arg.inout else ""
     return f"{inout}{arg.name}: {arg.dtype}[{', '.join(axes)}]{optional}"
@@ -116,18 +113,18 @@ def _kernel(assembly: Assembly, step: Kernel) -> dict[str, Any]:
 
 def _arg(plan: Schedule, arg: Arg) -> dict[str, Any]:
     store = partial_outputs(plan).get(arg.name)
+    before = f"{arg.partial} " if arg.partial else ""
     return {
         "name": arg.name,
-        "type": f"{arg.dtype}[{', '.join(arg.axes)}]",
+        "type": f"{before}{arg.dtype}[{', '.join(arg.axes)}]",
         "dtype": arg.dtype.name,
         "shape": [str(d) for d in arg.dims],  # formulas over the free axes; of one partial result where there are many
         "output": arg.is_output,
         "optional": arg.optional,
         "default": arg.default,
         "inout": arg.inout,
-        "partials": store.kind
-        if store
-        else None,  # "row": [tile columns, rows]; "column": [tile rows x warps, columns]
+        # "row": [tile columns, rows]; "column": [tile rows x warps, columns]; "any": as many as are given
+        "partials": store.kind if store else "any" if arg.partial else None,
     }
 
 

@@ -15,6 +15,7 @@ import sympy
 from coda.cost import Gpu, cost, output_bytes, read_bytes
 from coda.ir import Node, Output, Param, Program, Size, dim_size, substitute, topological
 from coda.ops import OPS, build
+from coda.ops.reduce import partial_of, read_of
 from coda.passes.merge import merge
 from coda.passes.naming import Fresh, taken_names
 from coda.passes.partition import REASONS
@@ -26,7 +27,7 @@ from coda.target.plan import BAND, TILES, Plan, Tile, Variant
 from coda.target.rowplan import TOTAL_BLOCKS, RowPlan
 from coda.target.schedule import Kernel
 
-RENAMING = {"transpose", "layout", "default", "partial"}  # no work of their own
+RENAMING = {"transpose", "layout", "default", "partial", "finish"}  # no work of their own
 FREE = LEAVES | RENAMING
 
 
@@ -157,7 +158,8 @@ class _Step:
             begun = node in self.late
             value = build("partial", node, span=node.span) if begun else node
             name = called.get(node, node.op.removeprefix("reduce_"))
-            found[node] = Output(fresh(f"{name}_partial" if begun else name), value, value.type)
+            stored = replace(value.type, partial=partial_of(node)) if begun else value.type
+            found[node] = Output(fresh(f"{name}_partial" if begun else name), value, stored)
         return found
 
     def is_first(self, node: Node) -> bool:
@@ -171,11 +173,11 @@ class _Step:
 
     def launch(self, name: str, kind: str, count: int, outputs: list[Output], between: Mapping[Node, Output]) -> Launch:
         """The launch that makes some outputs of parameters and of what the launch before has left."""
-        inputs = {n: build("input", name=o.name, type=n.type) for n, o in between.items()}
+        inputs = {n: read_of(o.name, o.type) for n, o in between.items()}
         new = substitute([o.value for o in outputs], inputs)
         results = [replace(o, value=new[o.value]) for o in outputs]
-        read = {n.attr("name") for n in topological(o.value for o in results) if n.op == "input"}
-        params = [p for p in self.part.params if p.name in read or any(o.into == p.name for o in results)]
+        used = {n.attr("name") for n in topological(o.value for o in results) if n.op == "input"}
+        params = [p for p in self.part.params if p.name in used or any(o.into == p.name for o in results)]
         params += [Param(o.name, o.type) for o in between.values()]
         program = Program.of(name, params, results, {new[n]: called for n, called in self.part.names if n in new})
         moved = read_bytes(program) | {o.name: self.written(o) for o in between.values()}

@@ -36,6 +36,8 @@ def refusal(plan: Plan | Schedule, sizes: Mapping[str, int], tile: Tile) -> str 
             rows, columns = (evaluate_size(dim_size(dim), sizes) for dim in (step.rows, step.columns))
             row_wise = store.kind == "row"
             shape = (variant.row_partials(columns), rows) if row_wise else (variant.column_partials(rows), columns)
+        elif arg.partial:
+            shape = (1, *shape)
         strides = tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
         views.append(View(shape, strides, arg.dtype.dlpack, address))
         address += -(-math.prod(shape) * arg.dtype.bytes // ALIGNMENT) * ALIGNMENT

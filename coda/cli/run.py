@@ -16,8 +16,7 @@ import coda
 from coda.cli.common import add_json, add_request, print_json
 from coda.cli.request import from_args
 from coda.errors import CodaError
-from coda.ir import Output, Program
-from coda.ops.reduce import REDUCTIONS
+from coda.ir import Program
 
 BF16_ROUNDING = 2.0**-8
 
@@ -176,12 +175,4 @@ def _what_ran(function: CompiledProgram, device: str) -> str:
 def _outputs(program: Program, results: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
     """All outputs by name, as the program declares them: those returned, and the inout parameters written."""
     returned = iter(() if results is None else results if isinstance(results, tuple) else (results,))
-    return {o.name: inputs[o.into] if o.into else _finished(o, next(returned)) for o in program.outputs}
-
-
-def _finished(output: Output, x: Any) -> Any:
-    """A partial reduction as a kernel returns it, [tiles, ...], combined over the tiles."""
-    if not output.is_partial or x.dim() == len(output.type.dims):
-        return x
-    kind = output.value.args[0].op.removeprefix("reduce_")
-    return {"max": x.amax, "min": x.amin}.get(kind, x.sum)(0) if kind in REDUCTIONS else x
+    return {o.name: inputs[o.into] if o.into else next(returned) for o in program.outputs}

@@ -109,7 +109,15 @@ def partial(scope: Scope, name: str, expr: syntax.Call) -> Node:
     node = value(scope, x)
     if not node.op.startswith("reduce_") or node.dtype != F32:
         raise scope.fail("'partial' stores an unfinished reduction", x.span, "write partial(sum(x, D))")
+    if node.op == "reduce_mean":
+        hint = "return partial(sum(x, D)), and divide where it is finished"
+        raise scope.fail("a mean has no partial results: it is divided when it is finished", x.span, hint)
     return scope.build(expr.span, "partial", node)
+
+
+def finish(scope: Scope, name: str, expr: syntax.Call) -> Node:
+    (x,) = positional(scope, expr, "finish(stats): what partial results of another program add up to", 1)
+    return scope.build(expr.span, "finish", value(scope, x))
 
 
 def dropout(scope: Scope, name: str, expr: syntax.Call) -> Node:
@@ -148,6 +156,7 @@ BUILTINS |= {
         rand,
         layout,
         partial,
+        finish,
         dropout,
         scatter_add,
         ragged,

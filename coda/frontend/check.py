@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
 import sympy
 
-from coda.dtypes import F32
+from coda.dtypes import F32, DType
 from coda.errors import did_you_mean
 from coda.frontend import syntax
 from coda.frontend.axes import AxisTable
@@ -17,9 +17,10 @@ from coda.frontend.report import Failed, Report
 from coda.frontend.rounding import round_to
 from coda.frontend.scope import UNKNOWN, Context, Scope
 from coda.frontend.statements import assign, declared_type, dtype_of
-from coda.ir import Node, Output, Param, Program, Size, Type, appearing_axes, size_symbol, written_at
+from coda.ir import Node, Output, Param, Partial, Program, Size, Type, appearing_axes, size_symbol, written_at
 from coda.ops import build
 from coda.ops.calls import Extern
+from coda.ops.reduce import PARTIALS, partial_of
 
 Consts = dict[str, "int | str"]
 
@@ -79,7 +80,8 @@ class ProgramChecker:
         for statement in self.definition.body:
             if isinstance(statement, syntax.Return):
                 types += [r.type for r in statement.results]
-        for factor in factors_in(types):
+        reduced = [f for t in types if t is not None and t.parts_of is not None for f in t.parts_of.dim]
+        for factor in (*factors_in(types), *reduced):
             self.attempt(self.static_factor, factor)
 
     def const_size(self, p: syntax.Parameter) -> None:
@@ -147,6 +149,9 @@ class ProgramChecker:
         default = self.default_value(p, type_)
         if is_inout and (p.optional or default is not None):
             raise self.report.error("an inout parameter is always given", p.span)
+        if type_.partial and (p.optional or p.qualifier):
+            hint = f"write {name}: {type_}"
+            raise self.report.error("partial results are always given, and only read", p.span, hint)
         self.params.append(Param(name, type_, p.optional, default, is_inout, p.qualifier == "const", p.span))
         if p.optional:
             self.context.optional.add(name)
@@ -163,7 +168,28 @@ class ProgramChecker:
         if twice:
             hint = "declare a second axis of equal size, as in dim A = D"
             raise self.report.error(f"axis '{twice}' stands twice in one type", written.span, hint)
-        return Type(dtype, dims)
+        return Type(dtype, dims, self.partial(written, dtype, names))
+
+    def partial(self, written: syntax.TypeSyntax, dtype: DType, kept: Sequence[str]) -> Partial | None:
+        """What ``partial[sum, D]`` in front of a dtype says: the values are partial results."""
+        if written.parts_of is None:
+            return None
+        kind, over = written.parts_of.kind, [f.name for f in written.parts_of.dim]
+        if kind.name not in PARTIALS:
+            hint = did_you_mean(kind.name, set(PARTIALS)) or f"one of {', '.join(PARTIALS)}"
+            if kind.name == "mean":
+                hint = "a mean is a sum, divided when it is finished: finish(stats) / size(D)"
+            raise self.report.error(f"there are no partial results of '{kind.name}'", kind.span, hint)
+        if dtype != F32 or not kept:
+            what = f"are f32, not {dtype}" if dtype != F32 else "are of the values of some axis"
+            raise self.report.error(f"partial results {what}", written.dtype.span, "write partial[sum, D] f32[M]")
+        for name in over:
+            if name.name in kept:
+                raise self.report.error(f"axis '{name.name}' is reduced over and kept", name.span)
+            if not self.table.mentions(name.name):
+                hint = did_you_mean(name.name, self.table.names) or "their number is checked where an operand has it"
+                self.report.warn(f"no operand has axis '{name.name}'", name.span, hint)
+        return Partial(kind.name, tuple(self.table.mention(name.name) for name in over))
 
     def default_value(self, p: syntax.Parameter, type_: Type) -> float | int | None:
         if p.default is None:
@@ -214,8 +240,13 @@ class ProgramChecker:
             self.attempt(dtype_of, self.scope, result.type.dtype)  # told even where the value is unknown
         node = value(self.scope, result.value)
         declared = declared_type(self.scope, node, result.type) if result.type else node.type
-        if node.op == "partial" and declared.dtype != F32:
-            raise self.report.error("an unfinished reduction is stored as f32", result.span, "write partial(...): f32")
+        if node.type.partial:
+            raise self.report.error("partial results are not returned again", result.span, "return finish(...) of them")
+        if node.op == "partial":
+            if declared.dtype != F32:
+                hint = "write partial(...): f32"
+                raise self.report.error("an unfinished reduction is stored as f32", result.span, hint)
+            declared = replace(declared, partial=partial_of(node.args[0]))
         name = self.output_name(result, fallback)
         self.outputs.append(Output(name, round_to(node, declared.dtype), declared))
 

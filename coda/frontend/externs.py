@@ -81,6 +81,9 @@ class _Reader:
         if written.dtype.name not in TABLE:
             hint = unknown_dtype_hint(written.dtype.name)
             raise self.report.error(f"unknown dtype '{written.dtype.name}'", written.dtype.span, hint)
+        if written.parts_of is not None:
+            hint = "partial results go from one program to another; return them finished"
+            raise self.report.error("an extern takes and gives finished values", written.parts_of.span, hint)
         dims = written.axes.dims if written.axes is not None else ()
         type_ = Type(TABLE[written.dtype.name], tuple(tuple(self.axis(f.name.name) for f in dim) for dim in dims))
         if len(type_.names) != len(type_.axes):

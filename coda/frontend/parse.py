@@ -137,8 +137,12 @@ class BuildSyntax(Transformer):
         return tuple(_name(c) for c in children if c is not None)
 
     def type(self, meta, children):
-        dtype, axes = children
-        return syntax.TypeSyntax(_name(dtype), axes, _span(meta))
+        parts_of, dtype, axes = children
+        return syntax.TypeSyntax(_name(dtype), axes, _span(meta), parts_of)
+
+    def parts_of(self, meta, children):
+        _, kind, dim = children
+        return syntax.PartsOf(_name(kind), dim, _span(meta))
 
     def axes(self, meta, dims):
         return syntax.Axes(tuple(d for d in dims if d is not None), _span(meta))

@@ -75,6 +75,9 @@ def typed(scope: Scope, found: Value, where: syntax.Assign | syntax.Result) -> V
 def declared_type(scope: Scope, node: Node, written: syntax.TypeSyntax) -> Type:
     """The type written for a value: it must have the value's axes, in any order and grouping."""
     dtype = dtype_of(scope, written.dtype)
+    if written.parts_of is not None:
+        hint = "write partial(sum(x, D)): f32, which says it already"
+        raise scope.fail("partial results are the type of a parameter", written.parts_of.span, hint)
     if written.axes is None:
         return node.type.with_dtype(dtype)
     dims = tuple(tuple(axis for f in dim for axis in factor_axes(scope, f, node)) for dim in written.axes.dims)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from coda.errors import Source, Span
 
-KEYWORDS = {"program", "fn", "extern", "dim", "return", "const", "inout", "true", "false", "inf", "nan"}
+KEYWORDS = {"program", "fn", "extern", "dim", "return", "const", "inout", "partial", "true", "false", "inf", "nan"}
 
 
 @dataclass(frozen=True)
@@ -109,12 +109,22 @@ class Argument:
 
 
 @dataclass(frozen=True)
+class PartsOf:
+    """``partial[sum, D]`` in front of a dtype: the reduction that partial results are parts of."""
+
+    kind: Name
+    dim: DimSyntax
+    span: Span
+
+
+@dataclass(frozen=True)
 class TypeSyntax:
     """``bf16[M, D]``. ``axes`` is None where only the dtype is given."""
 
     dtype: Name
     axes: Axes | None
     span: Span
+    parts_of: PartsOf | None = None
 
 
 @dataclass(frozen=True)

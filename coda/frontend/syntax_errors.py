@@ -16,7 +16,7 @@ STARTS_STATEMENT = {"RETURN", "DIM"}
 # The many ways to begin or to continue an expression are summed up: where all of the first set could stand, those of
 # the second go without saying.
 SUMMARIES = (
-    ({"NAME", "NUMBER", "LPAR", "MINUS"}, {"TRUE", "FALSE", "INF", "NAN"}, "an expression"),
+    ({"NAME", "NUMBER", "LPAR", "MINUS"}, {"TRUE", "FALSE", "INF", "NAN", "PARTIAL"}, "an expression"),
     (
         {"PLUS", "MINUS", "STAR", "SLASH", "AT"},
         {"EQ", "NE", "LE", "GE", "LT", "GT", "LSQB", "LPAR", "DOT"},

@@ -2,7 +2,8 @@
 
 A reduction over the columns of a kernel is computed tile by tile. ``partial(sum(x, N))`` returns those tile values
 unfinished (one f32 for each tile and row, in tile order); otherwise a ``finish`` kernel combines them in that fixed
-order, so equal inputs and an equal variant give equal bits.
+order, so equal inputs and an equal variant give equal bits. ``finish(stats)`` is the reduction of partial results that
+another program has left.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from coda.dtypes import F32
-from coda.ops.table import Op, OpError, Type, arithmetic_dtype, register
+from coda.ir import Node, Partial
+from coda.ops.table import FINISH, Op, OpError, Type, arithmetic_dtype, build, register
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,7 @@ REDUCTIONS = {
     "min": Reduction("min", "coda::Min"),
     "logsumexp": Reduction("logsumexp", "coda::LogSumExp", floats=2),
 }
+PARTIALS = tuple(kind for kind, r in REDUCTIONS.items() if not r.is_mean)  # whose partial results can be stored
 
 
 def _infer(types, attrs):
@@ -96,8 +99,39 @@ for _kind, _text in _DERIVATIVES.items():
     )  # fmt: skip
 
 
+def partial_of(reduction: Node) -> Partial:
+    """What the partial results of a reduction are parts of."""
+    over = tuple(a for a in reduction.args[0].type.axes if a.name in reduction.attr("axes"))
+    return Partial(reduction.op.removeprefix("reduce_"), over)
+
+
+def read_of(name: str, type: Type) -> Node:
+    """What a program reads of a tensor: its values, or of partial results the finished ones."""
+    tensor = build("input", name=name, type=type)
+    return build(FINISH, tensor) if type.partial else tensor
+
+
 def _infer_partial(types, attrs):
     return types[0]
+
+
+def _infer_finish(types, attrs):
+    (t,) = types
+    if t.partial is None:
+        raise OpError(
+            f"'finish' takes partial results, and {t} is finished", "declare the parameter as partial[sum, D] f32[M]"
+        )
+    return t.with_dtype(t.dtype)
+
+
+def _finish(ctx, node, x):
+    return combined(node.args[0].type.partial.kind, x)
+
+
+def combined(kind, partials):
+    """Partial results, a torch tensor with one dim for them in front, as a finished one."""
+    reduce = {"max": partials.amax, "min": partials.amin, "logsumexp": partials.logsumexp}.get(kind, partials.sum)
+    return reduce(0)
 
 
 register(
@@ -105,5 +139,11 @@ register(
         "partial", 1, _infer_partial, lambda ctx, node, x: x,
         "an unfinished reduction: stored as one value for each tile, see `coda explain`",
         surface=False, family="reduce",
+    )
+)  # fmt: skip
+register(
+    Op(
+        FINISH, 1, _infer_finish, _finish, "finish(stats): what partial results of another program add up to",
+        surface=False, family="structure",
     )
 )  # fmt: skip

@@ -50,6 +50,7 @@ class Op:
 
 
 OPS: dict[str, Op] = {}
+FINISH = "finish"  # the only operation that reads partial results
 
 
 def register(op: Op) -> Op:
@@ -64,6 +65,8 @@ def build(op: str, *args: Node, span: Span | None = None, **attrs: Any) -> Node:
     record = OPS[op]
     if record.arity is not None and len(args) != record.arity:
         raise OpError(f"'{op}' takes {record.arity} operand{'s' * (record.arity != 1)}, got {len(args)}")
+    if op != FINISH and any(a.type.partial for a in args):
+        raise OpError("partial results are finished before they are used", "write finish(...) around them")
     result = record.infer([a.type for a in args], attrs)
     if len(result.names) != len(result.axes):
         names = [a.name for a in result.axes]

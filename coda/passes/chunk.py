@@ -29,7 +29,7 @@ from coda.passes.naming import Fresh, taken_names
 from coda.passes.schedule import in_memory
 
 _VIEWS = {"transpose", "layout", "default"}  # of a parameter: read where it is
-_ALIKE = {"cast", "partial", *_VIEWS}  # besides arithmetic: what is the same of a part
+_ALIKE = {"cast", "partial", "finish", *_VIEWS}  # besides arithmetic: what is the same of a part
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ from coda.passes.simplify import simplify
 from coda.passes.steady import round_early
 
 MEMORY = ("fast", "low")
-_PASSES_ON = {"cast", "default", "layout", "partial"}
+_PASSES_ON = {"cast", "default", "layout", "partial", "finish"}
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,8 @@ def differentiate(
     """The gradients for the parameters ``wrt`` (by default every float tensor that is no frozen weight) of the outputs
     ``of`` (by default all that depend on them).
 
-    A gradient has the dtype of its parameter; for the names in ``accumulate`` it is an inout f32 tensor and added to.
+    A gradient has the type of its parameter, that of partial sums the type of their sum, each of which it is the
+    gradient of; for the names in ``accumulate`` it is an inout f32 tensor and added to.
     ``memory="low"`` recomputes products instead of keeping their results, and names the axis ``chunk`` of the backward
     where that would bring back what the forward never stores, the logits of a loss. ``numerics`` says whether row
     factors will leave the operands of products (``delay_norm.py``), which then are others. A parameter that the outputs
@@ -112,15 +113,21 @@ def differentiate(
 
 def _wanted_params(program: Program, wrt: Sequence[str] | None) -> list[Param]:
     if wrt is None:
-        return [
-            p for p in program.params if p.type.dtype.kind == "float" and p.type.dims and not p.frozen and not p.inout
-        ]
+        return [p for p in program.params if p.type.dims and not p.frozen and _why_none(p) is None]
     wanted = [program.param(name) for name in _known(wrt, [p.name for p in program.params], "parameter")]
     for param in wanted:
-        if param.type.dtype.kind != "float" or param.inout:
-            what = "accumulated into" if param.inout else f"of dtype {param.type.dtype}"
-            raise CodaError.of(f"parameter '{param.name}' is {what} and has no gradient")
+        if (why := _why_none(param)) is not None:
+            raise CodaError.of(f"parameter '{param.name}' is {why} and has no gradient")
     return wanted
+
+
+def _why_none(param: Param) -> str | None:
+    """Why a parameter can have no gradient, if it cannot."""
+    if param.inout:
+        return "accumulated into"
+    if param.type.partial and param.type.partial.kind != "sum":
+        return str(param.type)
+    return None if param.type.dtype.kind == "float" else f"of dtype {param.type.dtype}"
 
 
 def _known(names: Collection[str] | None, known: Sequence[str], what: str) -> Collection[str]:
@@ -132,7 +139,7 @@ def _known(names: Collection[str] | None, known: Sequence[str], what: str) -> Co
 
 
 def _output(param: Param, gradient: Node, name: str, accumulated: bool) -> Output:
-    type_ = param.type.with_dtype(F32) if accumulated else param.type
+    type_ = param.type.with_dtype(F32 if accumulated else param.type.dtype)
     value = conform(gradient, type_)
     if value.dtype != type_.dtype:
         value = build("cast", value, dtype=type_.dtype, saturate=False)

@@ -59,7 +59,8 @@ def round_as_eager(program: Program) -> Program:
         return _cast(new, eager[node].dtype)
 
     rounded = rewrite(program, visit)
-    return rounded.with_outputs(replace(o, value=_cast(o.value, o.type.dtype)) for o in rounded.outputs)
+    types = {o: o.type.with_dtype(o.type.dtype) for o in rounded.outputs}  # of finished values
+    return rounded.with_outputs(replace(o, value=_cast(o.value, t.dtype), type=t) for o, t in types.items())
 
 
 def _is_void_cast(node: Node, args: tuple[Node, ...]) -> bool:

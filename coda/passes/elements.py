@@ -307,7 +307,7 @@ def _constant(e: Elements, n: Node, at: Position) -> Any:
 
 
 _ELEMENTS: dict[str, Callable[[Elements, Node, Position], Any]] = {
-    **dict.fromkeys(("cast", "default", "transpose", "layout", "partial"), _operand),
+    **dict.fromkeys(("cast", "default", "transpose", "layout", "partial", "finish"), _operand),
     **dict.fromkeys(_COMPARISONS, Elements.compared),
     "input": lambda e, n, at: e.input(n, at),
     "const": _constant,

@@ -28,6 +28,7 @@ import sympy
 from coda.cost import GPUS, Cost, Gpu, cost
 from coda.ir import NOMINAL, Node, Output, Param, Program, Size, Type, rewrite, substitute, topological
 from coda.ops import OPS, build
+from coda.ops.reduce import partial_of, read_of
 from coda.passes.bare import bare_values, round_bare
 from coda.passes.edges import stored_values
 from coda.passes.labels import Note
@@ -154,11 +155,11 @@ def assemble(partition: Partition) -> Program:
 def composed(kernels: Iterable[Kernel], params: Iterable[Param]) -> tuple[dict[str, Output], dict[Node, str]]:
     """What kernels that run one after the other write, in terms of the parameters that the first of them find, and
     what their values are called."""
-    values = {p.name: build("input", name=p.name, type=p.type) for p in params}
+    values = {p.name: read_of(p.name, p.type) for p in params}
     made: dict[str, Output] = {}
     names: dict[Node, str] = {}
     for kernel in kernels:
-        known = {build("input", name=p.name, type=p.type): values[p.name] for p in kernel.program.params if not p.inout}
+        known = {read_of(p.name, p.type): values[p.name] for p in kernel.program.params if not p.inout}
         new = substitute((o.value for o in kernel.program.outputs), known)
         names |= {new[n]: name for n, name in kernel.program.names if n in new}
         for output in kernel.program.outputs:
@@ -337,7 +338,8 @@ class _Partitioner:
         """The unfinished form of a reduction: the program's own output of it, if there is one."""
         value = build("partial", reduction, span=reduction.span)
         own = next((o for o in self.program.outputs if o.value is value), None)
-        output = own or Output(self.fresh(f"{self.called(reduction)}_partial"), value, value.type)
+        stored = replace(value.type, partial=partial_of(reduction))
+        output = own or Output(self.fresh(f"{self.called(reduction)}_partial"), value, stored)
         self.order[output.name] = len(self.order)
         return output
 
@@ -354,7 +356,7 @@ def _has_statistics(nodes: list[Node]) -> bool:
 
 def _read(tensor: Output, node: Node) -> Node:
     """A tensor as kernels read it, with the dims of the value it holds."""
-    value = build("input", name=tensor.name, type=tensor.type)
+    value = read_of(tensor.name, tensor.type)
     return value if value.type.dims == node.type.dims else build("layout", value, dims=node.type.dims)
 
 

@@ -64,7 +64,8 @@ def bind(
 def is_broadcast_vector(param: Param, shape: Sequence[int]) -> bool:
     """Whether one element stands for a whole float vector: the scale that is per tensor in one call, per row in
     the next."""
-    vector = len(param.type.dims) == 1 and param.type.dtype.kind == "float" and not param.inout
+    vector = len(param.type.dims) == 1 and param.type.dtype.kind == "float"
+    vector = vector and not param.inout and not param.type.partial
     return vector and tuple(shape) in ((), (1,))
 
 
@@ -92,6 +93,8 @@ class _Solver:
     def add(self, param: Param, shape: Shape) -> None:
         self.shapes[param.name] = shape
         dims = param.type.dims
+        if param.type.partial:
+            shape = self._of_one(param, shape)
         if is_broadcast_vector(param, shape):
             if shape:
                 self.soft.append((param, 0, dims[0], 1))
@@ -105,6 +108,16 @@ class _Solver:
                 f"operand '{param.name}' has {len(shape)} dims (shape {list(shape)}); {param.type} has {len(dims)}"
             )
         self.open += [(param, i, dim, size) for i, (dim, size) in enumerate(zip(dims, shape, strict=True))]
+
+    def _of_one(self, param: Param, shape: Shape) -> Shape:
+        """The shape of one of the partial results that an operand holds."""
+        if len(shape) != len(param.type.dims) + 1:
+            raise CodaError.of(
+                f"operand '{param.name}' has {len(shape)} dims (shape {list(shape)}); {param.type} has "
+                f"{len(param.type.dims) + 1}: partial results, as many as there are, lie in front",
+                "pass what a program has returned as partial(...), as it is",
+            )
+        return shape[1:]
 
     def solve(self) -> dict[str, int]:
         for axis, size in self.derived:
@@ -127,7 +140,21 @@ class _Solver:
                 raise CodaError.of(
                     f"{axis.name}={size} was given, but {axis.name} = {axis.size} is {self.sizes[axis.name]}"
                 )
+        for param in self.program.params:
+            if param.type.partial and param.name in self.shapes:
+                self._check_count(param, self.shapes[param.name][0], param.type.partial.axes)
         return self.sizes
+
+    def _check_count(self, param: Param, count: int, over: Dim) -> None:
+        """Each partial result is of one element at least; how many there are is told only by other operands."""
+        if self._unknown(over):
+            return
+        most = evaluate_size(dim_size(over), self.sizes)
+        if not 1 <= count <= most:
+            raise CodaError.of(
+                f"operand '{param.name}' has shape {list(self.shapes[param.name])}: dim 0 counts partial results of "
+                f"{param.type.partial}: there are 1 to {most}"
+            )
 
     def _solve_given(self, axis: Axis, size: int) -> None:
         """Use the given size of a computed axis where it tells a symbol, as A=64 does where A = D."""
@@ -188,7 +215,9 @@ class _Solver:
         self.sizes[name], self.fixed_by[name] = size, by
 
     def _mismatch(self, param: Param, index: int, dim: Dim, size: int) -> CodaError:
-        wanted = ", ".join(self._wanted(d) for d in param.type.dims)
+        before = ["partials"] if param.type.partial else []
+        index += len(before)
+        wanted = ", ".join([*before, *(self._wanted(d) for d in param.type.dims)])
         message = (
             f"operand '{param.name}' has shape {list(self.shapes[param.name])}, expected {param.type} = [{wanted}]: "
             f"dim {index} is {size}"

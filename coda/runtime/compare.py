@@ -21,6 +21,7 @@ from torch import Tensor
 from coda.dtypes import torch_dtype
 from coda.errors import CodaError
 from coda.ir import Output, Program
+from coda.ops.reduce import combined
 from coda.passes.eager import round_as_eager
 from coda.runtime.reference import Value, evaluate
 
@@ -102,7 +103,7 @@ class Oracle:
     def compare(self, outputs: Mapping[str, Tensor], factor: float = FACTOR) -> Comparison:
         errors = []
         for output in self.program.outputs:
-            exact, eager = self.exact[output.name], self.eager[output.name]
+            exact, eager = finished(output, self.exact[output.name]), self.eager[output.name]
             out = _checked(output, outputs.get(output.name), exact)
             errors.append(measure(output, out, exact, eager, factor))
         return Comparison(tuple(errors))
@@ -121,10 +122,9 @@ def measure(output: Output, out: Tensor, exact: Tensor, eager: Tensor, factor: f
     return OutputError(output.name, str(output.type), error, eager_error, limit, misplaced)
 
 
-def _finished(output: Output, partials: Tensor) -> Tensor:
-    """A partial result of a kernel, one value for each tile in front, combined: what the interpreter returns."""
-    kind = output.value.args[0].op.removeprefix("reduce_")
-    return partials.sum(0) if kind == "sum" else partials.amax(0) if kind == "max" else partials.amin(0)
+def finished(output: Output, x: Tensor) -> Tensor:
+    """An output as it comes back from a call, partial results combined."""
+    return combined(output.type.partial.kind, x) if output.type.partial else x
 
 
 def _floor(output: Output, reference: Tensor) -> float:
@@ -150,8 +150,8 @@ def _checked(output: Output, out: Tensor | None, exact: Tensor) -> Tensor:
     if out is None:
         raise CodaError.of(f"output '{output.name}' is missing")
     want = torch_dtype(output.type.dtype)
-    if output.is_partial and out.dim() == exact.dim() + 1:
-        out = _finished(output, out)
+    if out.dim() == exact.dim() + output.is_partial:
+        out = finished(output, out)
     if out.shape != exact.shape or out.dtype != want:
         raise CodaError.of(
             f"output '{output.name}' is {out.dtype}{list(out.shape)}, the program declares {want}{list(exact.shape)}"

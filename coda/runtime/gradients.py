@@ -37,7 +37,8 @@ def autograd(
     sizes: Mapping[str, int],
     exact: bool = True,
 ) -> dict[str, Tensor | None]:
-    """The gradient of each float parameter from ``seeds``, d_y by the name of y; None where nothing depends on it.
+    """The gradient of each float parameter, of partial sums that of one, from ``seeds``, d_y by the name of y; None where
+    nothing depends on it.
     ``exact``: in float64 without rounding, else in f32 with the roundings of the program."""
     context = Traced(program, inputs, sizes, exact)
     values = run_nodes(program, context)
@@ -48,7 +49,8 @@ def autograd(
     names = list(context.leaves)
     grads = torch.autograd.grad(loss, [context.leaves[n] for n in names], allow_unused=True)
     types = {p.name: p.type for p in program.params}
-    return {n: None if g is None else g.reshape(type_shape(types[n], sizes)) for n, g in zip(names, grads, strict=True)}
+    ones = {n: g[0] if g is not None and types[n].partial else g for n, g in zip(names, grads, strict=True)}
+    return {n: None if g is None else g.reshape(type_shape(types[n], sizes)) for n, g in ones.items()}
 
 
 def random_seeds(

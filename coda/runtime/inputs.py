@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TypeAlias
 
+import sympy
 import torch
 from torch import Tensor
 
 from coda.dtypes import torch_dtype
 from coda.errors import CodaError
-from coda.ir import Axis, Node, Param, Program, Size
+from coda.ir import Axis, Node, Param, Partial, Program, Size, nominal
 from coda.runtime.binding import evaluate_size, type_shape
 
 Device: TypeAlias = "torch.device | str | None"
@@ -45,8 +46,19 @@ def random_inputs(
         else:
             shape = type_shape(param.type, sizes)
             scale, limit = scales.get(param.name, 1.0), ranges.get(param.name, 100)
-            inputs[param.name] = _tensor(param, shape, scale, limit, generator)
+            if param.type.partial:
+                inputs[param.name] = _partials(param.type.partial, shape, sizes, generator)
+            else:
+                inputs[param.name] = _tensor(param, shape, scale, limit, generator)
     return inputs
+
+
+def _partials(partial: Partial, shape: tuple[int, ...], sizes: Mapping[str, int], generator: torch.Generator) -> Tensor:
+    """Partial results as reductions of squares leave them: positive, sums of as many elements as they are parts of."""
+    elements = nominal(sympy.Mul(*(sizes.get(a.name, a.size) for a in partial.axes)))
+    count = min(3, max(elements, 1))
+    values = torch.rand((count, *shape), generator=generator, device=generator.device) + 0.5
+    return values * (elements / count) if partial.kind == "sum" else values
 
 
 def _scalar(param: Param, generator: torch.Generator) -> float | int:

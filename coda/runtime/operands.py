@@ -77,7 +77,7 @@ def _flatten(program: Program, param: Param, x: Tensor, lead: dict[Dim, Shape]) 
     """The tensor without extra leading dims, and the shape that ``bind`` is to see."""
     dims = param.type.dims
     extra = x.dim() - len(dims)
-    if not dims or extra <= 0 or is_broadcast_vector(param, x.shape):
+    if not dims or extra <= 0 or param.type.partial or is_broadcast_vector(param, x.shape):
         return x, tuple(x.shape)
     first, sizes = dims[0], tuple(x.shape[: extra + 1])
     if x.dim() == len(param.type.axes):  # every group is opened: the reference and the kernel both see it flattened
@@ -104,7 +104,7 @@ def _declared(param: Param, x: Tensor, sizes: Mapping[str, int], original: Tenso
     shape = type_shape(param.type, sizes)
     if is_broadcast_vector(param, x.shape):
         return x.reshape(1).expand(shape)
-    declared = x.reshape(shape)
+    declared = x if param.type.partial else x.reshape(shape)
     if param.inout and declared.data_ptr() != original.data_ptr():
         raise CodaError.of(
             f"operand '{param.name}' is accumulated into, but {list(original.shape)} with strides "

@@ -9,8 +9,9 @@ their context: sizes, alignment by axis name, and rounding. Three modes answer t
 * ``evaluate(p, x, exact=True)``: float64 and no rounding to a storage dtype at all; outputs are float64. The oracle.
 
 Inside, a float value is held in the arithmetic dtype whatever its IR dtype (a rounded bf16 is exact in f32), with one
-torch dim for each *axis* of its type. A ``partial`` reduction evaluates to the finished value: the number of tile
-partials belongs to a kernel, not to the program. An empty sum is 0, an empty max -inf, an empty mean NaN, as in torch.
+torch dim for each *axis* of its type. The number of partial results belongs to a kernel, not to the program: here a
+reduction is finished, and comes back as the only one. An empty sum is 0, an empty max -inf, an empty mean NaN, as in
+torch.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def evaluate(
     dims: Mapping[str, int] | None = None,
 ) -> dict[str, Tensor]:
     """The outputs of a program by name: contiguous, one torch dim for each dim of the output's type (groups
-    flattened), in its dtype (float64 where ``exact``).
+    flattened), in its dtype (float64 where ``exact``); in front of partial results a dim of size 1.
 
     ``inputs`` are tensors of the declared dtypes with any strides, on one device; scalars may be Python numbers and
     absent optional operands None. They are never written: an inout output is returned as a new tensor. ``dims`` gives
@@ -118,6 +119,8 @@ class Context:
     def _load(self, param: Param, value: Tensor | float | int) -> Tensor:
         tensor = torch.as_tensor(value, dtype=torch_dtype(param.type.dtype), device=self.device)
         shape = self.shape(param.type.axes)
+        if param.type.partial:
+            shape = [tensor.shape[0], *shape]
         if is_broadcast_vector(param, tensor.shape):
             return self.compute(tensor.reshape(()), param.type.dtype).expand(shape)
         return self.compute(tensor, param.type.dtype).reshape(shape)
@@ -230,6 +233,8 @@ class Context:
         """The stored form of an output, accumulated into its inout parameter where it has one."""
         x = self.align_axes(x, output.value.type.axes, output.type.axes)
         x = x.expand(self.shape(output.type.axes)).reshape(type_shape(output.type, self.sizes))
+        if output.is_partial:
+            x = x.unsqueeze(0)
         if output.into is not None:
             param = self.program.param(output.into)
             before = self._load(param, self._required(param)).reshape(x.shape)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from coda.errors import CodaError
 from coda.ir import Node, Output, Program, substitute
 from coda.ops import build
+from coda.ops.reduce import read_of
 from coda.passes import optimize, partition
 from coda.passes.bare import LABEL as BARE
 from coda.passes.bare import products
@@ -97,8 +98,7 @@ def _lower_block(program: Program, most: Mapping[str, int], give_up: bool, early
     while True:
         cut = partition(program, most, bare)
         results = [o.name for o in cut.program.outputs]
-        unfinished = finished_by_readers(cut.kernels if early else [], results, lower)
-        kernels = {k.name: k for k in unfinished.kernels or cut.kernels}
+        kernels = {k.name: k for k in (finished_by_readers(cut.kernels, results, lower) if early else cut.kernels)}
         joined = joined_finishes(list(kernels.values()))
         parts: list[Program] = []
         launches: list[list[Kernel]] = []  # the steps that each launch runs
@@ -106,7 +106,7 @@ def _lower_block(program: Program, most: Mapping[str, int], give_up: bool, early
             for whole in joined:
                 group = kernels[whole.name].group
                 parts += members(whole) if group is not None and group.kind == "M" else [whole]
-                launches.append(_launch(parts[sum(map(len, launches)) :], unfinished.of(whole.name)))
+                launches.append(_launch(parts[sum(map(len, launches)) :]))
         except CodaError as error:
             more = _stored_plainly(cut, kernels[whole.name], bare, error) if give_up else {}
             if not more:
@@ -119,9 +119,9 @@ def _lower_block(program: Program, most: Mapping[str, int], give_up: bool, early
         return Lowered(schedule, tuple(parts), (*cut.notes, *bare.values()))
 
 
-def _launch(parts: Sequence[Program], partials: Mapping[str, str]) -> list[Kernel]:
-    """Programs as the steps of one launch, which finish some partials."""
-    steps = [lower(part, partials) if partials else lower_kernel(part) for part in parts]
+def _launch(parts: Sequence[Program]) -> list[Kernel]:
+    """Programs as the steps of one launch."""
+    steps = [lower_kernel(part) for part in parts]
     if len(steps) > 1 and not are_twins(steps):
         raise CodaError.of(f"what follows the products of '{parts[0].name}' and '{parts[1].name}' is not the same")
     return steps
@@ -175,16 +175,12 @@ def _behind(kernels: Sequence[Part], name: str, finish: Part) -> set[str]:
 def _joined(program: Program, finish: Program) -> Program:
     """A kernel and its finish kernel as one program: what the second reads of the first is computed in place."""
     made = {o.name: o for o in program.outputs}
-    known = {_input(o): _value(o) for o in program.outputs if o.into is None}
+    known = {read_of(o.name, o.type): _value(o) for o in program.outputs if o.into is None}
     new = substitute((o.value for o in finish.outputs), known)
     outputs = [o for o in program.outputs if not o.is_partial]
     outputs += [replace(o, value=new[o.value]) for o in finish.outputs]
     params = [*program.params, *(p for p in finish.params if p.name not in {q.name for q in program.params})]
     return Program.of(program.name, [p for p in params if p.name not in made or p.inout], outputs, dict(program.names))
-
-
-def _input(output: Output) -> Node:
-    return build("input", name=output.name, type=output.type)
 
 
 def _value(output: Output) -> Node:

@@ -111,10 +111,10 @@ class _Placed:
 def leaf_operand(plan: Tiled, leaf: Node, operands: Sequence[Operand]) -> tuple[int, int]:
     """(index among the operands, lane) of a leaf."""
     lane, identity = 0, 0.0
-    while leaf.op in ("slice", "default"):
+    while leaf.op in ("slice", "default", "finish"):
         if leaf.op == "slice":
             lane = leaf.attr("index")
-        else:
+        elif leaf.op == "default":
             identity = leaf.attr("identity")
         leaf = leaf.args[0]
     key = (leaf.attr("name"), identity)

@@ -115,8 +115,8 @@ class HeadLowering:
         return node is self.dot
 
     def is_leaf(self, node: Node) -> bool:
-        """A parameter, a gather from one, or a cut of either."""
-        while node.op in ("part", "slice", "default"):
+        """A parameter, a gather from one, a cut of either, or partial results finished."""
+        while node.op in ("part", "slice", "default", "finish"):
             node = node.args[0]
         return node.op in ("input", "gather")
 
@@ -304,7 +304,7 @@ class HeadLowering:
     def operand(self, leaf: Node) -> Operand:
         """The operand that a leaf reads."""
         identity, node = 0.0, leaf
-        while node.op in ("part", "slice", "default"):
+        while node.op in ("part", "slice", "default", "finish"):
             if node.op == "default":
                 identity = node.attr("identity")
             node = node.args[0]

@@ -128,6 +128,14 @@ def partial_step(schedule: Schedule) -> p.Plan | None:
     return found[0] if found else None
 
 
+def counted_partials(plan: Schedule) -> list[tuple[p.Arg, Size]]:
+    """The operands that are partial results, with the size that they are parts of where some argument tells it: there
+    are no more of them."""
+    told = {sympy.sympify(size) for arg in plan.args for size in arg.dims}
+    read = [(arg, dim_size(arg.partial.axes)) for arg in plan.args if arg.partial and not arg.is_output]
+    return [(arg, size) for arg, size in read if size.is_Integer or size in told]
+
+
 # {who} and {type} of the argument, {dim}, {extent}, {limit} (the value) and {why} are filled here; the rest when a
 # requirement is not met.
 _SENTENCES = {
@@ -137,6 +145,7 @@ _SENTENCES = {
     Kind.DIVISIBLE: "{who} has shape {shape}: dim {dim} must be {extent}, not {got}",
     Kind.SIZE: "{who} has shape {shape}: dim {dim} must be {want}{why}",
     Kind.PARTIALS: "{who} has shape {shape}: dim {dim} must be {want}, one partial result for each {why}",
+    Kind.COUNT: "{who} has shape {shape}: dim {dim} counts partial results of {why}: there are 1 to {want}",
     Kind.PRODUCT: "{extent} is {want} by the sizes of {why}, but {got} elsewhere",
     Kind.AT_LEAST: "the contracted axis {extent} is empty: there is no product to compute",
     Kind.AT_MOST: "{extent} = {got} is too large: a kernel counts up to {limit}",
@@ -174,6 +183,8 @@ class _Derivation:
         fixed = len(self.variables)
         extents = {size: self._extent(size) for size in sizes_of(plan)}
         self._products(fixed)
+        for arg, size in counted_partials(plan):
+            self._need(Kind.COUNT, arg, str(arg.partial), dim=0, extent=self._extent(size))
         for step in plan.steps:
             if isinstance(step, p.Plan):
                 self._sizes(step)
@@ -209,18 +220,19 @@ class _Derivation:
         self._need(Kind.RANK, arg, value=self._rank(arg))
 
     def _rank(self, arg: p.Arg) -> int:
-        rank = 2 if arg.name in self.partials else len(arg.dims)
+        rank = 2 if arg.partial else len(arg.dims)
         if rank > MAX_RANK:
             raise CodaError.of(f"'{arg.name}' has {rank} dims; a kernel takes up to {MAX_RANK}")
         return rank
 
     def _type(self, arg: p.Arg) -> str:
-        axes = ("partials", *arg.axes) if arg.name in self.partials else arg.axes
+        axes = ("partials", *arg.axes) if arg.partial else arg.axes
         return f"{arg.dtype}[{', '.join(axes)}]"
 
     def _is_vector(self, arg: p.Arg) -> bool:
         """Whether one element may stand for all: the scale that is per tensor in one call, per row in the next."""
-        plain = not arg.is_output and not arg.inout and arg.name not in (*self.factors, *self.parts.values())
+        plain = not (arg.is_output or arg.inout or arg.partial)
+        plain = plain and arg.name not in (*self.factors, *self.parts.values())
         return plain and len(arg.dims) == 1 and arg.dtype.kind == "float"
 
     # -- sizes --
@@ -245,7 +257,7 @@ class _Derivation:
     def _shape(self, arg: p.Arg, partial: p.Plan | None) -> None:
         store = self.partials.get(arg.name)
         if store is None or partial is None:
-            for dim, size in enumerate(arg.dims):
+            for dim, size in enumerate(arg.dims, bool(arg.partial)):
                 self._dim(arg, dim, self._extent(size))
             return
         row = store.kind == "row"
@@ -419,6 +431,7 @@ def sizes_of(plan: Schedule) -> list[Size]:
             continue
         sizes += _row_sizes(step)
     sizes += [size for t in plan.temporaries for size in t.dims]
+    sizes += [size for _, size in counted_partials(plan)]
     sizes += [plan.loop.axis.size, plan.loop.part.size] if plan.loop else []
     return list(dict.fromkeys(map(sympy.sympify, sizes)))
 

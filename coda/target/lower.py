@@ -7,7 +7,7 @@ cannot be lowered raises a CodaError that says why, at the place in the source.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -27,16 +27,14 @@ from coda.target.product import fail as _fail
 from coda.target.product import find_product, lane_order
 
 
-def lower(program: Program, partials: Mapping[str, str] | None = None) -> Plan:
-    """The visitor plan of an epilogue program. Raises CodaError where the program needs more than one kernel.
-    ``partials`` names parameters that are unfinished reductions of rows, and says how they are finished."""
-    return _Lowering(program, partials or {}).plan()
+def lower(program: Program) -> Plan:
+    """The visitor plan of an epilogue program. Raises CodaError where the program needs more than one kernel."""
+    return _Lowering(program).plan()
 
 
 class _Lowering:
-    def __init__(self, program: Program, partials: Mapping[str, str]):
+    def __init__(self, program: Program):
         self.source = program.source
-        self.partials = partials
         self.original = program
         try:
             program = lanes_as_heads(program)
@@ -106,7 +104,7 @@ class _Lowering:
     def _operand_of(self, leaf: Node) -> tuple[str, float]:
         """(parameter, identity) of an epilogue leaf: input, default(input) or a slice of one."""
         identity = 0.0
-        while leaf.op in ("slice", "default"):
+        while leaf.op in ("slice", "default", "finish"):
             if leaf.op == "default":
                 identity = leaf.attr("identity")
             leaf = leaf.args[0]
@@ -122,12 +120,29 @@ class _Lowering:
             row_dim, column_dim, lanes = self._tensor_dims(param.type.dims, leaf, name)
             space = self.space(leaf)
             operand = Operand(name, space, param.type.dtype, row_dim, column_dim, lanes, identity)
-            if name in self.partials:
-                operand = replace(operand, row_dim=1, column_dim=0, partial=self.partials[name])
+            if param.type.partial:
+                operand = replace(operand, row_dim=1, column_dim=0, partial=self._finished_kind(param))
             found[name, identity] = operand
         order = [p.name for p in self.program.params]
         operands = sorted(found.values(), key=lambda o: (order.index(o.arg), o.identity))
         return tuple(self._with_maps(operands))
+
+    def _finished_kind(self, param: Param) -> str:
+        """How an epilogue reduces the partial results of a parameter, each row once a tile."""
+        assert param.type.partial is not None
+        kind = param.type.partial.kind
+        if param.type.dims != (self.rows,):
+            rows = _dim_names((self.rows,))[0]
+            raise _fail(
+                f"operand '{param.name}' is {param.type}; an epilogue finishes partial results of its rows, [{rows}]",
+                param, "pass the finished values",
+            )  # fmt: skip
+        if REDUCTIONS[kind].floats > 1:
+            raise _fail(
+                f"operand '{param.name}': a partial of '{kind}' is {REDUCTIONS[kind].floats} values, and a parameter "
+                "holds one", param, "pass the finished values",
+            )  # fmt: skip
+        return kind
 
     def _with_maps(self, operands: list[Operand]) -> list[Operand]:
         maps, result = 0, []
@@ -174,8 +189,8 @@ class _Lowering:
         for output in self.program.outputs:
             for leaf in filter(lowering.is_leaf, lowering.walk([output.value])):
                 operand = lowering.operand(leaf)
-                if operand.arg in self.partials:
-                    operand = replace(operand, walk=Walk(row=1, column=0), partial=self.partials[operand.arg])
+                if (param := self.program.param(operand.arg)).type.partial:
+                    operand = replace(operand, walk=Walk(row=1, column=0), partial=self._finished_kind(param))
                 found[operand.arg, operand.identity] = operand
                 for index in [n for n in topological([leaf]) if n.op == "gather"]:
                     position = lowering.operand(index.args[1])
@@ -202,7 +217,7 @@ class _Lowering:
                 finished[kind].append((output, output.value))
             elif by_row and output.value.type.names == rows:  # there is a kernel over the rows anyway
                 finished["row"].append((output, output.value))
-            elif self.partials and output.value.type.names == rows and output.type.dims == (self.rows,):
+            elif self._reads_partials() and output.value.type.names == rows and output.type.dims == (self.rows,):
                 stores.append(self._row_store(output))
             else:
                 stores.append(self._tile_store(output))
@@ -281,6 +296,9 @@ class _Lowering:
                 f"operand '{param.name}' is {param.type.dtype}; an epilogue reads bf16, f16, f32, i64, i32 and bool",
                 param,
             )
+
+    def _reads_partials(self) -> bool:
+        return any(p.type.partial for p in self.program.params)
 
     def _row_store(self, output: Output) -> Store:
         """A value of each row, which is made of partials and wanted elsewhere, too."""
@@ -379,10 +397,6 @@ class _Lowering:
                 "this reduces values of whole rows, of which there are no partials", reduction,
                 "return it without partial(...)",
             )  # fmt: skip
-        if output is not None and REDUCTIONS[kind].is_mean:
-            raise _fail(
-                "a mean has no partial: it is divided when it is finished", reduction, "return partial(sum(...))"
-            )
         if output is not None and REDUCTIONS[kind].floats > 1:
             raise _fail(
                 f"a partial of '{kind}' is {REDUCTIONS[kind].floats} values, and an output holds one", reduction,
@@ -479,8 +493,8 @@ def _is_rounding(cast: Node) -> bool:
 
 
 def is_leaf(node: Node) -> bool:
-    """An epilogue leaf that reads a parameter: input, default of one, or a slice of either."""
-    while node.op in ("slice", "default"):
+    """An epilogue leaf that reads a parameter: input, default of one, a slice of either, or its partial results."""
+    while node.op in ("slice", "default", "finish"):
         node = node.args[0]
     return node.op == "input"
 
@@ -525,11 +539,19 @@ def program_args(program: Program) -> tuple[Arg, ...]:
             p.optional,
             p.default,
             p.inout,
+            p.type.partial,
         )
         for p in program.params
     ]
     args += [
-        Arg(o.name, o.type.dtype, tuple(map(dim_size, o.type.dims)), _dim_names(o.type.dims), True)
+        Arg(
+            o.name,
+            o.type.dtype,
+            tuple(map(dim_size, o.type.dims)),
+            _dim_names(o.type.dims),
+            True,
+            partial=o.type.partial,
+        )
         for o in program.outputs
         if o.into is None
     ]

@@ -12,7 +12,7 @@ from enum import Enum
 from typing import Protocol
 
 from coda.dtypes import BF16, F8E4M3, F8E5M2, F16, F32, S8, DType
-from coda.ir import Axis, Dim, Node, Program, Size, dim_size
+from coda.ir import Axis, Dim, Node, Partial, Program, Size, dim_size
 
 FLOATS = (BF16, F16, F32)  # what tiles are prefetched in, and values of rows, columns and heads are stored in
 STORED = (*FLOATS, F8E4M3, F8E5M2, S8)  # what tiles are stored in
@@ -51,7 +51,7 @@ class Major(Enum):
 @dataclass(frozen=True)
 class Arg:
     """One position of ``NAME_run``: parameters, then outputs, in order. ``dims`` are sizes over the free axes. What
-    accumulates into an ``inout`` parameter has no position of its own."""
+    accumulates into an ``inout`` parameter has no position of its own. Partial results have a dim more, in front."""
 
     name: str
     dtype: DType
@@ -61,6 +61,7 @@ class Arg:
     optional: bool = False
     default: float | int | None = None
     inout: bool = False
+    partial: Partial | None = None
 
     @property
     def is_written(self) -> bool:

@@ -50,6 +50,7 @@ class Kind(Enum):
     AT_MOST = "at_most"  # extent <= value
     MULTIPLE = "multiple"  # extent % value == 0
     PARTIALS = "partials"  # size of dim is the number of partials of the variant: of rows (value 0) or columns (1)
+    COUNT = "count"  # size of dim is at least 1 and at most extent
     ALIGNED = "aligned"  # address % value == 0
     UNIT = "unit"  # stride of dim is 1
     PITCH_BYTES = "pitch_bytes"  # stride of dim, in bytes, % value == 0
@@ -276,6 +277,11 @@ def _partials(binding: Binding, need: Requirement, view: View) -> bool:
     return _compare(binding, got, want, got == want)
 
 
+def _count(binding: Binding, need: Requirement, view: View) -> bool:
+    got, want = view.shape[need.dim], _extent(binding, need)
+    return _compare(binding, got, want, 1 <= got <= want)
+
+
 # -- of layout: an empty tensor has none ----------------------------------------------------------------------------
 
 
@@ -365,6 +371,7 @@ _OF_TENSORS = {
     Kind.DIVISIBLE: _divisible,
     Kind.SIZE: _size,
     Kind.PARTIALS: _partials,
+    Kind.COUNT: _count,
     Kind.ALIGNED: _aligned,
     Kind.UNIT: _unit,
     Kind.PITCH_BYTES: _pitch_bytes,

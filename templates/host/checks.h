@@ -181,6 +181,7 @@ bool met(Evaluation& e, Requirement const& need, Counts const& counts) {
     case Kind::kPartials:
       size = counts(need.value == 0);
       return e.compare(v.shape[need.dim], size, v.shape[need.dim] == size);
+    case Kind::kCount: return e.compare(v.shape[need.dim], size, 1 <= v.shape[need.dim] && v.shape[need.dim] <= size);
     default: return v.empty() || layout_met(e, need, v);
   }
 }

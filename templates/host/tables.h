@@ -26,7 +26,7 @@ struct DeviceState;
 
 // Order and meaning as in coda/target/requirements.py, class Kind.
 enum class Kind : uint8_t {
-  kPresent, kDtype, kRank, kDivisible, kSize, kProduct, kAtLeast, kAtMost, kMultiple, kPartials,
+  kPresent, kDtype, kRank, kDivisible, kSize, kProduct, kAtLeast, kAtMost, kMultiple, kPartials, kCount,
   kAligned, kUnit, kPitchBytes, kPitchMin, kPitchMax, kSamePitch, kLanes, kDistinct, kApart,
 };
 

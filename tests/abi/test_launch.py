@@ -132,6 +132,25 @@ def test_scalar_in_device_memory() -> None:
     assert record.parameters(launch_type(0, 3, 1)).operands[2].data == scale.data_ptr()
 
 
+def test_partial_results_of_another_program_are_read_as_they_lie() -> None:
+    """Their number and pitch are those of the tensor; not more of them than columns, and as many rows as there are."""
+    record = started("finished")
+    m, d, n = 300, 520, 64
+    buffer = zeros(5, m + 4, dtype=F32)
+    stats, rest = buffer[:, :m], [zeros(n, d), None, zeros(m, n)]
+    assert record.run([zeros(m, d), stats, *rest]) == 0, record.error
+    read = record.parameters(launch_type(0, 3, 1)).operands[0]
+    assert (read.data, read.extent, read.row, read.column) == (stats.data_ptr(), 5, 1, m + 4)
+    for shape, reason in (
+        ((m,), "operand 'stats' has 1 dims (shape [300]), the program declares f32[partials, M]"),
+        ((m, 5), "operand 'stats' has shape [300, 5]: dim 1 must be 300 (M, fixed by 'h')"),
+        ((0, m), "dim 0 counts partial results of partial[sum, D]: there are 1 to 520"),
+        ((d + 1, m), "dim 0 counts partial results of partial[sum, D]: there are 1 to 520"),
+    ):
+        assert record.run([zeros(m, d), zeros(*shape, dtype=F32), *rest]) == 1
+        assert record.error.endswith(reason), record.error
+
+
 def test_statistics_go_through_the_workspace() -> None:
     record = started("stats")
     m, d, k = 300, 520, 256

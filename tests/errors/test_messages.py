@@ -58,6 +58,8 @@ NAMES = {
     "assigned_twice": linear("a, a = split(x, K = K | *)\n    return a: bf16"),
 }
 
+CONSUMER = "x: bf16[M, K], w: bf16[N, K], s: partial[sum, K] f32[M]"
+
 TYPES = {
     "contraction_of_different_axes": linear("return x @ w: bf16"),
     "contraction_of_vector": linear("return r @ w: bf16"),
@@ -82,6 +84,18 @@ TYPES = {
     "keyword_in_condition": linear("return where(r = 0, 1, r): f32"),
     "partial_of_value": linear("return partial(r): f32"),
     "partial_rounded": linear("return partial(sum(x @ w.T, N)): bf16"),
+    "partial_mean": linear("return partial(mean(x @ w.T, N)): f32"),
+    "partial_used_unfinished": linear("return s * (x @ w.T): bf16", CONSUMER),
+    "partial_returned_again": linear("return x @ w.T: bf16, s", CONSUMER),
+    "partial_of_mean": linear("return finish(s) * (x @ w.T): bf16", CONSUMER.replace("sum", "mean")),
+    "partial_of_unknown_reduction": linear("return finish(s) * (x @ w.T): bf16", CONSUMER.replace("sum", "mxa")),
+    "partial_of_bf16": linear("return finish(s) * (x @ w.T): bf16", CONSUMER.replace("f32", "bf16")),
+    "partial_without_axes": linear("return finish(s) * (x @ w.T): bf16", CONSUMER.replace("f32[M]", "f32")),
+    "partial_over_a_kept_axis": linear("return finish(s) * (x @ w.T): bf16", CONSUMER.replace("sum, K", "sum, M")),
+    "partial_optional": linear("return finish(s) * (x @ w.T): bf16", CONSUMER + "?"),
+    "partial_as_type_of_a_result": linear("return partial(sum(x @ w.T, N)): partial[sum, N] f32[M]"),
+    "partial_in_an_extern": "extern f(s: partial[sum, K] f32[M]) -> y: f32[M]\n" + linear("return r: f32"),
+    "finish_of_finished": linear("return finish(r): f32"),
     "cast_to_value": linear("return cast(x, r): bf16"),
     "integer_default": "program p(x: i64[M], pad: i64 = 0.5) {\n    return x + pad: i64\n}\n",
     "tensor_default": "program p(x: bf16[M] = 0) {\n    return x\n}\n",

@@ -18,7 +18,7 @@ from tests.support import same_bits
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NAMES = ("linear", "linear_bias_gelu", "residual_stats", "residual_stats_aux", "residual_rstd", "bias_gradient",
-         "swiglu", "swiglu_preact")  # fmt: skip
+         "swiglu", "swiglu_preact", "swiglu_stats")  # fmt: skip
 TILE_NAMES = tuple(t.name for t in TILES)
 RAGGED = ((1, 8, 8), (7, 16, 64), (128, 128, 64), (129, 264, 72), (300, 136, 200), (257, 520, 1032), (2049, 384, 128))
 LLAMA = ((8192, 4096, 4096), (8192, 4096, 14336), (8192, 28672, 4096), (8192, 6144, 4096))
@@ -92,3 +92,20 @@ def test_llama_sizes_and_equal_bits_over_runs(name: str, shape: tuple[int, int, 
     for _ in range(50):
         again = run(call, inputs, shape[0])
         assert all(same_bits(first[o], again[o]) for o in first)
+
+
+@pytest.mark.parametrize("tile", TILE_NAMES)
+def test_a_program_finishes_the_partial_results_of_another(tile: str) -> None:
+    """residual_stats_aux, at tiles of its own, and swiglu_stats behind it, against the norm in float64."""
+    producer, consumer = compiled("residual_stats_aux", tile), compiled("swiglu_stats", "128x128")
+    for m, d, f, k in ((1, 64, 8, 64), (129, 520, 72, 200), (300, 4096, 264, 128)):
+        inputs = random_inputs(producer.program, {"M": m, "D": d, "A": k}, 2, "cuda")
+        h, n, stats = producer(**inputs)
+        assert stats.shape[1] == m and (stats.shape[0] > 1) == (d > 256)
+        weights = {name: torch.randn(f, d, device="cuda", dtype=torch.bfloat16) / d**0.5 for name in ("w_gate", "w_up")}
+        operands = {"n": n, "stats": stats, **weights}
+        y, r = consumer(**operands)
+        assert consumer.last_route.kind == "kernel"
+        assert compare(consumer.program, operands, {"y": y, "r": r}).ok
+        torch.testing.assert_close(r.double(), (h.double().square().mean(1) + 1e-5).rsqrt(), rtol=1e-6, atol=0)
+        assert all(same_bits(x, again) for x, again in zip((y, r), consumer(**operands), strict=True))

@@ -30,6 +30,7 @@ def fitting(plan: Plan, record: harness.Recorder, sizes: dict[str, int]) -> list
     """Contiguous arguments of these sizes, each in memory of its own."""
     outputs = record.artifact.output_shapes(sizes)
     shapes = [outputs[a.name] if a.is_output else [evaluate_size(d, sizes) for d in a.dims] for a in plan.args]
+    shapes = [[2, *s] if a.partial and not a.is_output else s for a, s in zip(plan.args, shapes, strict=True)]
     bases = range(1 << 32, 1 << 40, 1 << 32)
     return [
         View(tuple(shape), contiguous(shape), arg.dtype.dlpack, base)

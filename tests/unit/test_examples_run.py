@@ -40,6 +40,11 @@ def gate_up(i, activation: Callable[[Tensor], Tensor]) -> Tensor:
     return activation(i.r[:, None] * (i.n @ i.w_gate.T)) * (i.r[:, None] * (i.n @ i.w_up.T))
 
 
+def swiglu_stats(i):
+    i.r = (i.stats.sum(0) / i.n.shape[1] + i.eps).rsqrt()
+    return gate_up(i, F.silu), i.r
+
+
 def halves(i, z: Tensor, interleaved: bool) -> Tensor:
     gate, up = (z[:, ::2], z[:, 1::2]) if interleaved else z.chunk(2, 1)
     return F.silu(gate) * up
@@ -138,6 +143,7 @@ EXPECTED: dict[str, Callable] = {
     "residual_stats_aux": lambda i: (residual(i), residual(i) * i.gamma, residual(i).square().sum(1)),
     "residual_rstd": lambda i: (residual(i), (residual(i).square().mean(1) + i.eps).rsqrt()),
     "swiglu": lambda i: (gate_up(i, F.silu),),
+    "swiglu_stats": swiglu_stats,
     "swiglu_preact": swiglu_preact,
     "swiglu_concatenated": lambda i: from_one_weight(i, False),
     "swiglu_interleaved": lambda i: from_one_weight(i, True),

@@ -88,7 +88,7 @@ def test_only_heads_become_numbers() -> None:
 
 # -- the generated code, on the host ---------------------------------------------------------------------------------
 
-PARTIAL = """program partial(h: bf16[(B T), D], w: bf16[(G d=48), D], g: f32[d]?, s: f32[(G d)]?, pos: i64[(B T)],
+PARTIAL = """program partial_rope(h: bf16[(B T), D], w: bf16[(G d=48), D], g: f32[d]?, s: f32[(G d)]?, pos: i64[(B T)],
                 cos: bf16[P, f=16], sin: bf16[P, f], const HQ = 3, const HK = 2, eps: f32 = 1e-6) {
     dim G = HQ + HK
     q, k = split(h @ w.T * s, G = HQ | HK)
@@ -163,13 +163,13 @@ def test_q_and_k_share_their_code(name: str, differ: list[str]) -> None:
     assert (rotated.members, plain.members) == (differ, [])
 
 
-@pytest.mark.parametrize("name", ["qkv_rope", "qkv_rope_interleaved", "partial"])
+@pytest.mark.parametrize("name", ["qkv_rope", "qkv_rope_interleaved", "partial_rope"])
 def test_a_position_outside_the_table_gives_nan(name: str, compiled: dict[str, HostHeads]) -> None:
     p = PROGRAMS[name]
     sizes = {a.name: SIZES[a.name] for a in p.free_axes}
     inputs = random_inputs(p, sizes, 1, "cpu")
     inputs["pos"][1:3] = torch.tensor([SIZES["P"], -1])
     q = compiled[name](inputs, sizes)["q"]
-    turned = q if name != "partial" else q[..., :32]  # the rest of a head is not rotated
+    turned = q if name != "partial_rope" else q[..., :32]  # the rest of a head is not rotated
     assert turned[0, :, 1:3].isnan().all()
     assert not turned[0, :, 3:].isnan().any() and not q[1].isnan().any()

@@ -207,10 +207,6 @@ REFUSALS = {
         (2, 36), "this reduces values of whole rows, of which there are no partials",
         "return it without partial(...)",
     ),
-    "partial_mean": (
-        "x: bf16[M, K], w: bf16[N, K]) {\n return partial(mean(x @ w.T, N)): f32",
-        (2, 17), "a mean has no partial: it is divided when it is finished", "return partial(sum(...))",
-    ),
     "two_directions": (
         "x: bf16[M, K], w: bf16[N, K]) {\n y = x @ w.T\n return y * sum(y, M) * sum(y, N): f32",
         (3, 9), "output 'out' combines reductions that need several kernels", None,

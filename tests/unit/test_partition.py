@@ -112,7 +112,7 @@ def test_a_delayed_norm_needs_no_row_kernel():
     parts = check(delay_norm(p)[0])
     assert [k.kind for k in parts.kernels] == ["gemm", "finish", "gemm"]
     first = parts.kernels[0].program
-    assert [str(o.type) for o in first.outputs] == ["bf16[M, D]", "bf16[M, D]", "f32[M]"]  # h, h * g, partial sums
+    assert [str(o.type) for o in first.outputs] == ["bf16[M, D]", "bf16[M, D]", "partial[sum, D] f32[M]"]  # h, h * g
 
 
 def test_a_value_is_computed_again_where_that_is_cheaper():

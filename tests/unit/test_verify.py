@@ -82,6 +82,7 @@ BROKEN = {
     "output-name": lambda: with_output(name="N"),
     "output-dtype": lambda: with_output(type=GOOD.outputs[1].type.with_dtype(F16)),
     "output-axes": lambda: with_output(type=Type(BF16, GOOD.outputs[1].type.dims[:1])),
+    "output-partial": lambda: program(build("partial", REDUCED)),
     "output-optional": lambda: program(B),
     "into": lambda: with_output(name="x"),
 }  # fmt: skip
