@@ -194,9 +194,12 @@ class _Step:
     def partials(self, reduction: Node) -> Size:
         rows = dim_size(self.step.rows)
         if isinstance(self.step, RowPlan):
-            over = [a for part in self.step.parts for a in part.rows if a.name in reduction.attr("axes")]
-            kept = {a.name for part in self.step.parts for a in part.rows} & reduction.type.names
-            return dim_size(tuple(dict.fromkeys(over))) if kept else sympy.Min(rows, TOTAL_BLOCKS)
+            counted = dict.fromkeys(a for part in self.step.parts for a in part.rows)
+            kept = tuple(a for a in counted if a.name in reduction.type.names)
+            if kept and reduction.type.names <= {a.name for a in counted}:  # one for each row
+                return dim_size(tuple(a for a in counted if a.name in reduction.attr("axes")))
+            groups = dim_size(kept)
+            return sympy.Min(rows / groups, sympy.ceiling(TOTAL_BLOCKS / groups))
         if set(reduction.attr("axes")) & {a.name for a in self.step.rows}:
             return sympy.ceiling(rows / BAND)
         return sympy.ceiling(dim_size(self.step.columns) / Variant(self.step, self.tile, "").columns)

@@ -31,7 +31,7 @@ from coda.passes.fold import fold
 from coda.passes.join_sums import join_sums
 from coda.passes.labels import Note
 from coda.passes.merge import MOST
-from coda.passes.narrow import narrow, narrow_edges
+from coda.passes.narrow import narrow
 from coda.passes.partition import Partition, partition
 from coda.passes.scale_in import scale_in
 from coda.passes.simplify import simplify
@@ -85,9 +85,8 @@ def derive(
     if numerics == "fused":
         known = {p.name for p in forward.params} | {o.name for o in backward.forward.outputs}
         upstream = {p.name for p in optimized.params} - known
-        for rounds in (narrow, narrow_edges):
-            optimized, notes_of = rounds(optimized, upstream)
-            more += notes_of
+        optimized, rounded = narrow(optimized, upstream)
+        more += rounded
     return replace(backward, backward=optimized), (*notes, *backward.notes, *more)
 
 

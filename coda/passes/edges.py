@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from coda.ir import Node, Program, nominal
 from coda.ops import OPS
 from coda.passes.merge import ANCHORS
@@ -14,10 +16,10 @@ def crosses(schedule: Schedule, operand: Node, node: Node) -> bool:
     return operand.op not in LEAVES and schedule.stage[operand] < schedule.stage[node]
 
 
-def stored_values(program: Program, schedule: Schedule) -> set[Node]:
+def stored_values(program: Program, schedule: Schedule, free: Collection[Node] = ()) -> set[Node]:
     """The values that some kernel stores: a minimum cut in bytes, in which products and reductions are never computed
-    again and anything else may be."""
-    nodes, stored = program.nodes(), in_memory(program)
+    again and anything else may be. ``free`` are values that cost nothing to store."""
+    nodes, stored = program.nodes(), in_memory(program) | set(free)
     across = [a for n in nodes for a in n.args if n.op not in ANCHORS and crosses(schedule, a, n)]
     around = [n for n in nodes if n not in stored and n.op not in LEAVES]
     edges = [(a, n) for n in around if not _is_never_again(n) for a in n.args if a in around]

@@ -14,7 +14,6 @@ from __future__ import annotations
 from coda.ir import Node, Program, replaced
 from coda.ops import build, rebuild
 from coda.passes.labels import Label, Note, note
-from coda.passes.narrow import products_below
 from coda.passes.save import is_never_zero
 
 NAME = "sink"
@@ -62,7 +61,10 @@ class _Known:
     """What is known without a product."""
 
     def __init__(self, program: Program):
-        self.below = products_below(program)
+        self.below: dict[Node, frozenset[Node]] = {}  # the products that each value depends on
+        for node in program.nodes():
+            below = frozenset[Node]().union(*(self.below[a] for a in node.args))
+            self.below[node] = below | {node} if node.op == "dot" else below
         self.linear: dict[Node, frozenset[Node]] = {}  # what a value that is linear in products is made of
 
     def without(self, node: Node, value: Node) -> bool:

@@ -6,7 +6,7 @@ import pytest
 
 from coda.dtypes import F32
 from coda.passes import derive, fuse, partition
-from coda.passes.narrow import narrow_edges
+from coda.passes.narrow import narrow
 from coda.verify import verify
 from tests.support import program
 
@@ -58,5 +58,19 @@ def test_a_gradient_between_kernels_is_stored_in_sixteen_bits():
     assert any("stored as PyTorch stores it" in n.sentence for n in notes)
     edges = partition(backward.backward).edges
     assert not [e for e in edges if e.type.dtype.name == "f32" and len(e.type.dims) > 1]
-    again, more = narrow_edges(backward.backward, {"d_out"})
+    again, more = narrow(backward.backward, {"d_out"})
     assert (again, more) == (backward.backward, ())
+
+
+def test_a_gradient_that_is_returned_is_not_stored_a_second_time_for_the_norm_before_it():
+    """Not even times the weight of the norm: its row kernel reads what is returned."""
+    source = """program p(a: bf16[M, D], x: bf16[M, D], g: bf16[D], w: bf16[N, D]) {
+        h = cast(x + rms_norm(a, g, 1e-6), bf16)
+        return y = h @ w.T: bf16
+    }"""
+    backward, notes = derive(program(source))
+    kernels = partition(backward.backward).kernels
+    (row,) = (k for k in kernels if k.kind == "row")
+    assert [o.name for o in kernels[0].program.outputs if len(o.type.dims) > 1] == ["d_x"]
+    assert "d_x" in row.reads
+    assert any(n.rule == "narrow" for n in notes)
