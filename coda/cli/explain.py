@@ -78,7 +78,8 @@ def explain(request: Request, gpu: str = "h200", backward: bool = False, wrt: Se
         side = Side.of(program, sizes, request.tile)
         return Report(program.name, request.dims, costs.GPUS[gpu], (side,), side.notes)
     derived, notes = derive(program, wrt)
-    sides = tuple(Side.of(p, sizes, request.tile) for p in (derived.forward, derived.backward))
+    pair = ((derived.forward, None), (derived.backward, derived.chunk))
+    sides = tuple(Side.of(p, sizes, request.tile, chunk) for p, chunk in pair)
     return Report(program.name, request.dims, costs.GPUS[gpu], sides, (*notes, *(n for s in sides for n in s.notes)))
 
 

@@ -1,7 +1,8 @@
 """The launches of a lowered program, each a program itself: what it computes, reads and writes, and what that costs.
 
 A step of a schedule is one launch, and one more for each finish kernel behind it. These read what the tiles or blocks
-of the first left in the workspace, so a step is cut apart here at the reductions that its kernel only begins.
+of the first left in the workspace, so a step is cut apart here at the reductions that its kernel only begins. A step of
+a loop is launched once for each chunk; what it costs is the sum over all chunks.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from coda.printer import statements
 from coda.target.blocks import Lowered
 from coda.target.plan import BAND, TILES, Plan, Tile, Variant
 from coda.target.rowplan import TOTAL_BLOCKS, RowPlan
-from coda.target.schedule import Kernel
+from coda.target.schedule import Kernel, Loop
 
 RENAMING = {"transpose", "layout", "default", "partial", "finish"}  # no work of their own
 FREE = LEAVES | RENAMING
@@ -47,10 +48,11 @@ class Launch:
 
     name: str
     kind: str  # "gemm", "row", "map", "finish" or "call"
-    count: int  # of launches
+    count: Size  # of launches
     program: Program
     reads: tuple[Tensor, ...]
     writes: tuple[Tensor, ...]
+    loop: Loop | None = None  # whose chunks the program sees
 
     @property
     def reason(self) -> str | None:
@@ -67,11 +69,16 @@ class Launch:
 
     @property
     def flops(self) -> Size:
-        return cost(self.program).flops
+        return cost(self.program).flops if self.loop is None else _over(self.loop, cost(self.program).flops)
 
     @property
     def bytes(self) -> Size:
         return sympy.Add(*(t.bytes for t in (*self.reads, *self.writes)))
+
+    def in_loop(self, loop: Loop) -> Launch:
+        """The launches of all chunks of an axis."""
+        reads, writes = (tuple(replace(t, bytes=_over(loop, t.bytes)) for t in side) for side in (self.reads, self.writes))
+        return replace(self, count=_over(loop, self.count), reads=reads, writes=writes, loop=loop)
 
     def seconds(self, sizes: Mapping[str, int], gpu: Gpu) -> float | None:
         """The least time on a GPU; None where a size is not known, and of an opaque function."""
@@ -86,7 +93,7 @@ class Launch:
         return {
             "name": self.name,
             "kind": self.kind,
-            "launches": self.count,
+            "launches": known(self.count, sizes),
             "operations": self.statements,
             "reads": [_document(t, sizes) for t in self.reads],
             "writes": [_document(t, sizes) for t in self.writes],
@@ -100,8 +107,17 @@ class Launch:
 
 def known(formula: Size, sizes: Mapping[str, int]) -> int | None:
     """A formula as a number; None where a size is not known."""
-    value = sympy.sympify(formula).subs({s: sizes[s.name] for s in formula.free_symbols if s.name in sizes})
+    formula = sympy.sympify(formula)
+    value = formula.subs({s: sizes[s.name] for s in formula.free_symbols if s.name in sizes})
     return int(value) if value.is_number else None
+
+
+def _over(loop: Loop, formula: Size) -> Size:
+    """The sum over the chunks of an axis: whole ones, and what is left."""
+    part, size = dim_size((loop.part,)), dim_size((loop.axis,))
+    whole, left = size // loop.width, size % loop.width
+    formula = sympy.sympify(formula)
+    return whole * formula.subs(part, loop.width) + sympy.Piecewise((formula.subs(part, left), left > 0), (0, True))
 
 
 def _document(tensor: Tensor, sizes: Mapping[str, int]) -> dict[str, Any]:
@@ -111,9 +127,12 @@ def _document(tensor: Tensor, sizes: Mapping[str, int]) -> dict[str, Any]:
 def launches(lowered: Lowered, tiles: Mapping[str, Tile]) -> list[Launch]:
     """The launches of a program in order. ``tiles``: of its GEMMs, by name."""
     schedule, unfinished, found = lowered.schedule, dict[str, Size](), list[Launch]()
-    for step, part, members in zip(schedule.steps, lowered.parts, schedule.members, strict=True):
+    chunked = range(schedule.loop.first, schedule.loop.end) if schedule.loop else ()
+    for i, (step, part, members) in enumerate(zip(schedule.steps, lowered.parts, schedule.members, strict=True)):
         tile = tiles.get(schedule.leader(step).name, TILES[0])
         for launch in _Step(step, part, tile).launches(min(members, 1)):
+            if schedule.loop and i in chunked:
+                launch = launch.in_loop(schedule.loop)
             reads = tuple(replace(t, bytes=unfinished.get(t.name, t.bytes)) for t in launch.reads)
             found.append(replace(launch, reads=reads))
             partial = {o.name for o in launch.program.outputs if o.is_partial}

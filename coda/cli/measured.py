@@ -1,8 +1,8 @@
 """``coda explain --measure``: how long each kernel of a program takes on this GPU, and all of them together.
 
 Each step runs as a program of its own, on random operands that are not in the L2; its time includes its finish
-kernels, and sums that it finds unfinished in the whole program are finished here. Everything is timed in the same
-interleaved rounds (``coda.runtime.timing``), the whole program among it.
+kernels, and sums that it finds unfinished in the whole program are finished here. A step of a loop is timed on one
+chunk, and counts once for each. Everything is timed in the same interleaved rounds (``coda.runtime.timing``), the whole program among it.
 """
 
 from __future__ import annotations
@@ -37,14 +37,18 @@ def measure(lowered: Sequence[Lowered], sizes: Mapping[str, int], tiles: Mapping
 
 def timed(lowered: Lowered, sizes: Mapping[str, int], tiles: Mapping[str, Tile], timer: Timer) -> dict[str, float]:
     """The times of one program and its steps."""
-    whole = lowered.schedule.program
-    steps = {part.name: part for part in lowered.parts if len(lowered.parts) > 1}
-    calls = {p.name: _call(p, sizes, tiles.get(p.name)) for p in (whole, *steps.values())}
+    schedule = lowered.schedule
+    whole, loop, in_chunk = schedule.program, schedule.loop, schedule.with_chunk(sizes)
+    steps = lowered.parts if len(lowered.parts) > 1 else ()
+    calls = {part.name: _call(part, in_chunk, tiles.get(part.name)) for part in steps}
+    calls[whole.name] = _call(whole, sizes, tiles.get(whole.name), loop.axis.name if loop else None)
     measured = interleave(calls, whole.name, timer, ROUNDS, SECONDS)
-    return {name: m.median_ms for name, m in measured.items()}
+    chunks = sizes[loop.axis.name] / in_chunk[loop.part.name] if loop else 1  # a last, shorter one counts as its part
+    inside = {p.name for p in steps[loop.first : loop.end]} if loop else set()
+    return {name: m.median_ms * (chunks if name in inside else 1) for name, m in measured.items()}
 
 
-def _call(program: Program, sizes: Mapping[str, int], tile: Tile | None) -> Call:
+def _call(program: Program, sizes: Mapping[str, int], tile: Tile | None, chunk: str | None = None) -> Call:
     """A call of a program that was built and has run once."""
     import coda
     from coda.runtime.inputs import random_inputs
@@ -55,7 +59,7 @@ def _call(program: Program, sizes: Mapping[str, int], tile: Tile | None) -> Call
     if missing:
         raise CodaError.of(f"the sizes of {', '.join(missing)} are not known", "give them with --dims")
     chosen = tile.name if tile else None
-    function = coda.compile(program, tile=chosen, device=DEVICE, fallback="strict", tune=False, **known)
+    function = coda.compile(program, tile=chosen, device=DEVICE, fallback="strict", tune=False, chunk=chunk, **known)
     first = random_inputs(program, known, 0, DEVICE)
     size = sum(getattr(x, "nbytes", 0) for x in first.values())
     sets = [first, *(random_inputs(program, known, seed, DEVICE) for seed in range(1, rotation(size)))]

@@ -18,9 +18,10 @@ from coda.passes.labels import Note
 from coda.passes.segments import has_calls, segments
 from coda.target import TILES, Tile, choose_tile, parse_tile
 from coda.target.blocks import Lowered, lower_noting
+from coda.target.chunks import lower_in_chunks
 from coda.target.plan import Plan
 from coda.target.rowplan import RowPlan
-from coda.target.schedule import Kernel
+from coda.target.schedule import Kernel, Loop
 from coda.tuning.use import declined_here, tiles_here
 
 WAYS = {
@@ -45,17 +46,21 @@ class Side:
     declined: str | None = None  # why `coda.compile` runs separate kernels at these sizes: they were measured here
 
     @classmethod
-    def of(cls, program: Program, sizes: Mapping[str, int], tile: str | None = None) -> Side:
+    def of(
+        cls, program: Program, sizes: Mapping[str, int], tile: str | None = None, chunk: str | None = None
+    ) -> Side:
+        """``chunk``: the axis in whose chunks the kernels run, if they do."""
         formulas = cost(program)
         if has_calls(program):
             return cls.joined(program, sizes, formulas, tile)
         try:
-            lowered = lower_noting(program, sizes=sizes)
+            lowered = lower_in_chunks(program, chunk, sizes=sizes) if chunk else lower_noting(program, sizes=sizes)
         except CodaError as error:  # what it costs can be told all the same
             return cls(program, sizes, formulas, (), {}, (), reason=error)
         gemms = lowered.schedule.gemms
         measured = {} if tile else tiles_here(lowered.schedule, sizes)
-        tiles = {plan.name: parse_tile(tile) if tile else choose_tile(plan, sizes) for plan in gemms} | measured
+        in_chunk = lowered.schedule.with_chunk(sizes)
+        tiles = {plan.name: parse_tile(tile) if tile else choose_tile(plan, in_chunk) for plan in gemms} | measured
         tiles = {plan.name: tiles[lowered.schedule.leader(plan).name] for plan in gemms}
         declined = None if tile else declined_here(lowered.schedule, sizes)
         refusal = None
@@ -101,7 +106,7 @@ class Side:
         """The launches of each kind."""
         count: Counter[str] = Counter()
         for launch in self.launches:
-            count[launch.kind] += launch.count
+            count[launch.kind] += known(launch.count, self.sizes) or 1
         return count
 
     def moved(self) -> int | None:
@@ -172,6 +177,7 @@ class Side:
             shared = "" if leader is step else f", in the launch of {leader.name}"
             lines += [f"  {step.name}{shared}"] if len(self.steps) > 1 else []
             lines += self.plan_text(step)
+        lines += [_loop_text(x.schedule.loop) for x in self.lowered if x.schedule.loop]
         lines += [f"  refused at these sizes: {self.refusal}"] if self.refusal else []
         lines += [f"  not fused by coda.compile: {self.declined}"] if self.declined else []
         lines += ["not lowered:", str(self.reason)] if self.reason is not None else []
@@ -248,6 +254,10 @@ class Report:
             lines += ["", side.program.name, *side.text(self.gpu, self.measured)]
         lines += ["", "rewrites", *(f"  {note}" for note in dict.fromkeys(map(str, self.notes)))] if self.notes else []
         return "\n".join(lines)
+
+
+def _loop_text(loop: Loop) -> str:
+    return f"  kernels over {loop.part} run once for each chunk of {loop.width} along {loop.axis}"
 
 
 def _operation(node: Node, program: Program, kernel: str | None, reason: str | None) -> dict[str, Any]:

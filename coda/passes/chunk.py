@@ -1,7 +1,8 @@
 """Cut an axis into chunks: the same program for one chunk of the axis after the other.
 
-The backward of a loss that keeps no logits computes them again: ``d_z`` over rows and the whole vocabulary, as large as
-the logits themselves. In chunks of the vocabulary only a part of it is ever there:
+The backward of a loss makes the gradient of its logits, ``d_z`` over rows and the whole vocabulary: as large as the
+logits, and, where those were kept, beside them. In chunks of the vocabulary only a part of it is ever there, and the
+products with it stay short enough for the L2 cache:
 
 * ``before``: zeros, where sums begin; and what the chunks read that does not vary over the axis;
 * ``body``: everything over the axis, for the positions from ``start`` of it. Tensors over the axis are seen in parts;
@@ -48,11 +49,11 @@ class Chunked:
     notes: tuple[Note, ...]
 
 
-def chunk_axis(forward: Program, backward: Program) -> str | None:
-    """The axis along which a backward of low memory is cut: the columns of a product of which the forward never stores
+def chunk_axis(program: Program, backward: Program) -> str | None:
+    """The axis along which a backward is cut: the columns of a product of which the program itself never stores
     anything over rows and columns, as the logits of a loss. None where there is none that can be cut."""
-    stored = [n.type.names for n in in_memory(forward)]
-    for node in forward.nodes():
+    stored = [n.type.names for n in in_memory(program)]
+    for node in program.nodes():
         rows, columns = node.type.dims if node.op == "dot" else ((), ())
         names = {a.name for a in (*rows, *columns)}
         if len(columns) == 1 and not any(names <= s for s in stored):

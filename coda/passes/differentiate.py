@@ -78,10 +78,10 @@ def differentiate(
 
     A gradient has the type of its parameter, that of partial sums the type of their sum, each of which it is the
     gradient of; for the names in ``accumulate`` it is an inout f32 tensor and added to.
-    ``memory="low"`` recomputes products instead of keeping their results, and names the axis ``chunk`` of the backward
-    where that would bring back what the forward never stores, the logits of a loss. ``numerics`` says whether row
-    factors will leave the operands of products (``delay_norm.py``), which then are others. A parameter that the outputs
-    do not depend on gets no gradient.
+    ``memory="low"`` recomputes products instead of keeping their results. Where the backward has tensors over rows and
+    columns of which the program returns nothing, as the gradient of the logits of a loss, it names their axis
+    ``chunk``. ``numerics`` says whether row factors will leave the operands of products (``delay_norm.py``), which then
+    are others. A parameter that the outputs do not depend on gets no gradient.
     """
     if memory not in MEMORY:
         raise CodaError.of(f"memory={memory!r} is not known", "it is 'fast' or 'low'")
@@ -107,8 +107,7 @@ def differentiate(
         return replace(again, notes=(*notes, *again.notes))
     params = [*kept.params, *(s for s in seeds if kept.reads(s.name)), *inouts]
     backward = simplify(Program.of(gradient_program.name, params, kept.outputs, kept.names))
-    chunk = chunk_axis(kept.forward, backward) if memory == "low" else None
-    return Backward(kept.forward, backward, kept.saved, gradients, kept.notes, chunk)
+    return Backward(kept.forward, backward, kept.saved, gradients, kept.notes, chunk_axis(program, backward))
 
 
 def _wanted_params(program: Program, wrt: Sequence[str] | None) -> list[Param]:
