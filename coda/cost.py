@@ -104,7 +104,7 @@ def _read_once(tensor: Node, users: Sequence[Node]) -> Size:
 
 def _multiplications(dot: Node) -> Size:
     """Multiplications of a product: the elements of its result times the contracted size."""
-    return dot.type.elements * sympy.Mul(*(axis.size for axis in dot.args[0].type.dims[1]))
+    return dot.type.elements * sympy.Mul(*(axis.size for axis in dot.args[0].type.dims[-1]))
 
 
 def _only_stored(dot: Node, program: Program) -> bool:

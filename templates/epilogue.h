@@ -46,12 +46,13 @@ struct Step {
   CUTLASS_DEVICE Two<float> pair(int group, int rr) const { return {acc[4 * group + 2 * rr], acc[4 * group + 2 * rr + 1]}; }
 };
 
-// A tile operand stream: one lane of operand `kOperand`, through map `kMap`. A map over both lanes has three dims.
-template <class D_, int kOperand_, int kMap_, int kLane_, bool kLaned_>
+// A tile operand stream: one lane of operand `kOperand`, through map `kMap`. A map over both lanes has a dim more, and so
+// has one over batches.
+template <class D_, int kOperand_, int kMap_, int kLane_, bool kLaned_, bool kBatched_ = false>
 struct Stream {
   using D = D_;
   static constexpr int kOperand = kOperand_, kMap = kMap_, kLane = kLane_;
-  static constexpr bool kLaned = kLaned_;
+  static constexpr bool kLaned = kLaned_, kBatched = kBatched_;
 };
 template <class... S> struct Streams {
   static constexpr int kCount = sizeof...(S);
@@ -108,13 +109,13 @@ struct Epilogue {
 
   CUTLASS_DEVICE Epilogue(Params const& p, TensorStorage& s)
       : group_(*p.group), p_(&p.group->each[0]), smem_(cute::cast_smem_ptr_to_uint(s.chunks)), rows_(s.rows), columns_(s.columns), slots_(s.slots) {}
-  CUTLASS_DEVICE bool is_producer_load_needed() const { return kHasTiles && Visitor::needs_tiles(*p_); }
+  CUTLASS_DEVICE bool is_producer_load_needed() const { return kHasTiles && Visitor::needs_tiles(seen()); }
 
   // The producer warp: one chunk a stage, all streams behind one barrier.
   template <class ProblemShape, class TileShape, class Coord, class... Rest>
   CUTLASS_DEVICE auto load(LoadPipeline pipe, LoadPipelineState state, ProblemShape const&, TileShape, Coord const& coord, Rest&&...) {
     if constexpr (kHasTiles) {
-      int const tile_row = enter(int(cute::get<0>(coord)));
+      int const tile_row = enter(coord);
       bool const leader = cute::elect_one_sync();
       CUTLASS_PRAGMA_NO_UNROLL
       for (int i = 0; i < kSlabs * kChunks; ++i, ++state) {
@@ -144,15 +145,15 @@ struct Epilogue {
     constexpr int kAccumulators = kSlabs * kTileN / 2;
     static_assert(decltype(cute::size(accumulators))::value == kAccumulators);
     float const* acc = &accumulators(0);
-    int const tile_row = enter(int(cute::get<0>(coord)));
+    int const tile_row = enter(coord);
     int const warp = thread >> 5, lane = thread & 31;
     Position const x{tile_row * kTileM + warp * 16 + (lane >> 2), int(cute::get<1>(coord)) * kColumns,
                      lane & 3, lane, tile_row * (kTileM / 16) + warp, int(cute::get<1>(coord)),
                      (p_->n + kTileN - 1) / kTileN};
     ChunkReader<LoadPipeline, kStageBytes> reader{
         cute::cast_smem_ptr_to_uint(pipe.producer_get_barrier(LoadPipelineState{})), smem_, state, thread};
-    bool const tiles = kHasTiles && Visitor::needs_tiles(*p_);
-    auto const uniform = Visitor::uniform(p_->operands, p_->m, p_->n / kLanes);
+    bool const tiles = kHasTiles && Visitor::needs_tiles(seen());
+    auto const uniform = Visitor::uniform(seen().operands, p_->m, p_->n / kLanes);
     stage(uniform, tile_row * kTileM, x.column, thread);
     CUTLASS_PRAGMA_UNROLL
     for (int slab = 0; slab < kSlabs; ++slab) {
@@ -171,15 +172,24 @@ struct Epilogue {
  private:
   Launches const& group_;
   Launch const* p_;  // of the tile at hand
+  int batch_ = 0;
   uint32_t smem_;
   Row* rows_;
   Columns* columns_;
   char* slots_;
 
   // The row of a tile within the launch that it belongs to, which is at hand from here on.
-  CUTLASS_DEVICE int enter(int tile_row) {
+  template <class Coord> CUTLASS_DEVICE int enter(Coord const& coord) {
+    int tile_row = int(cute::get<0>(coord));
     p_ = &launch_of(group_, tile_row);
+    if constexpr (Launch::kBatched) batch_ = int(cute::get<3>(coord));
     return tile_row;
+  }
+
+  // What a visitor sees of the launch: all of it, or the batch at hand.
+  CUTLASS_DEVICE decltype(auto) seen() const {
+    if constexpr (Launch::kBatched) return Batch<Launch>(*p_, batch_);
+    else return *p_;
   }
 
   // Values of rows and columns go through shared memory: each is loaded and computed once a tile, at any alignment, and
@@ -190,10 +200,10 @@ struct Epilogue {
       auto const sync = [] { cutlass::arch::NamedBarrier::sync(kThreads, cutlass::arch::ReservedNamedBarriers::EpilogueBarrier); };
       sync();
       if constexpr (kHasRows)
-        for (int i = thread; i < kTileM; i += kThreads) rows_[i] = Visitor::row(p_->operands, uniform, row + i, p_->m);
+        for (int i = thread; i < kTileM; i += kThreads) rows_[i] = Visitor::row(seen().operands, uniform, row + i, p_->m);
       if constexpr (kHasColumns)
         for (int i = thread; i < kColumns / 2; i += kThreads)
-          columns_[i] = Visitor::columns(p_->operands, uniform, column + 2 * i, p_->n / kLanes);
+          columns_[i] = Visitor::columns(seen().operands, uniform, column + 2 * i, p_->n / kLanes);
       if constexpr (Visitor::kSlotBytes > 0)
         for (int i = thread; i < kColumns / 2; i += kThreads) {
           int const head = i / (kHead / 2), pair = i % (kHead / 2);
@@ -214,7 +224,7 @@ struct Epilogue {
     for (int first = 0; first + 32 <= kColumns; first += 32)
       step<32>(acc, first, slab, x, uniform, rows, reader, tiles, totals);
     if constexpr (kColumns % 32 == 16) step<16>(acc, kColumns - 16, slab, x, uniform, rows, reader, tiles, totals);
-    Visitor::store_rows(*p_, totals, x.row + slab * kSlabRows, x);
+    Visitor::store_rows(seen(), totals, x.row + slab * kSlabRows, x);
   }
 
   // The heads of a slab, each by the segment it belongs to.
@@ -241,7 +251,7 @@ struct Epilogue {
     }
     StepPosition const at{x.row + slab * kSlabRows, x.column + first, p_->m, p_->n / kLanes, x.q};
     Step<kWidth, kLanes> const s{acc + first * kLanes / 2, at, p_->swap_lanes != 0};
-    Visitor::step(s, *p_, uniform, rows, columns_ + first / 2 + x.q, fetched, totals, x.band + slab * (kSlabRows / 16), x.lane);
+    Visitor::step(s, seen(), uniform, rows, columns_ + first / 2 + x.q, fetched, totals, x.band + slab * (kSlabRows / 16), x.lane);
   }
 
   template <class... S> CUTLASS_DEVICE uint32_t stage_bytes(Streams<S...>) const {
@@ -256,10 +266,14 @@ struct Epilogue {
     uint64_t const hint = uint64_t(cute::TMA::CacheHintSm90::EVICT_FIRST);
     uint32_t const bar = cute::cast_smem_ptr_to_uint(barrier);
     if (p_->operands[S::kOperand].data) {
-      if constexpr (S::kLaned)
+      if constexpr (S::kLaned && S::kBatched)
+        asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+                     "[%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(to + offset), "l"(&p_->tiles[S::kMap]), "r"(bar),
+                     "r"(column), "r"(S::kLane), "r"(row), "r"(batch_), "l"(hint) : "memory");
+      else if constexpr (S::kLaned || S::kBatched)
         asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
                      "[%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(to + offset), "l"(&p_->tiles[S::kMap]), "r"(bar),
-                     "r"(column), "r"(S::kLane), "r"(row), "l"(hint) : "memory");
+                     "r"(column), "r"(S::kLaned ? S::kLane : row), "r"(S::kLaned ? row : batch_), "l"(hint) : "memory");
       else
         asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
                      "[%0], [%1, {%3, %4}], [%2], %5;" ::"r"(to + offset), "l"(&p_->tiles[S::kMap]), "r"(bar),

@@ -66,7 +66,7 @@ struct Config {
       Stride<kMajorB>, Mma, Copy<kClusterN>, Atom<kMajorA>, void, cute::identity, Copy<kClusterM>, Atom<kMajorB>, void,
       cute::identity>;
   using Kernel = cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, Mainloop<Collective, Visitor, Launches>,
-                                                      Epilogue<Visitor, Config>, GroupedRaster>;
+                                                      Epilogue<Visitor, Config>, GroupedRaster<Visitor::Launch::kBatched>>;
   static_assert(Kernel::MaxThreadsPerBlock == 384 && Kernel::SharedStorageSize <= kSharedBytes);
 };
 
@@ -79,6 +79,7 @@ template <class Config> CUTLASS_DEVICE void run(typename Config::Launches const&
   params.mainloop = {&p};
   params.epilogue = {&p};
   params.scheduler.schedule = first.schedule;
+  if constexpr (Config::Launches::Launch::kBatched) params.scheduler.batches = first.batches;
   Kernel kernel;
   kernel(params, smem);
 }

@@ -41,6 +41,7 @@ struct Schedule {
 template <int kMaps, int kOperands, int kOutputs, int kTerms_ = 1>
 struct Launch {
   static constexpr int kTerms = kTerms_;
+  static constexpr bool kBatched = false;
   CUtensorMap a[kTerms], b[kTerms];
   CUtensorMap tiles[kMaps > 0 ? kMaps : 1];  // tile operands, in order of first use
   int32_t m, n, k[kTerms];
@@ -48,6 +49,15 @@ struct Launch {
   Schedule schedule;
   Operand operands[kOperands > 0 ? kOperands : 1];
   Output outputs[kOutputs > 0 ? kOutputs : 1];
+};
+
+// The same for each of `batches` batches, whose operands of the product have a coordinate more and whose other operands
+// and outputs lie so many bytes further on. A kernel without a batch has none of this.
+template <int kMaps, int kOperands, int kOutputs, int kTerms = 1>
+struct BatchedLaunch : Launch<kMaps, kOperands, kOutputs, kTerms> {
+  static constexpr bool kBatched = true;
+  int32_t batches;
+  int64_t operand_step[kOperands > 0 ? kOperands : 1], output_step[kOutputs > 0 ? kOutputs : 1];
 };
 
 // Launches of one kernel that run as one grid; `first` is the tile row at which each begins. See group.h.

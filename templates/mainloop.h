@@ -10,6 +10,7 @@
 //   side by side  The columns of q, k and v come from three weights: each tile reads the one it lies in.
 //   a sum      The terms of x @ v.T + y @ w.T follow each other along K: the descriptors switch where a term ends, at
 //              a tile of K that TMA fills up with zeros.
+//   batches    The batch is the last coordinate of A and B.
 #pragma once
 #include <cute/arch/copy_sm90_tma.hpp>
 #include <cutlass/gemm/collective/sm90_mma_tma_gmma_ss_warpspecialized.hpp>
@@ -70,8 +71,12 @@ struct Mainloop : Base {
     constexpr int kLast = Launches::kMembers - 1;
     Launch const& last = p.group->each[kLast];
     int const m = p.group->first[kLast] + tiles(last.m, kTileM), n = tiles(last.n, kTileN), k = k_tiles(last);
-    return cute::make_tuple(cute::make_identity_tensor(cute::make_shape(_1{}, _1{}, m, k, _1{})),
-                            cute::make_identity_tensor(cute::make_shape(_1{}, _1{}, n, k, _1{})));
+    auto const batches = [&] {
+      if constexpr (Launch::kBatched) return last.batches;
+      else return _1{};
+    }();
+    return cute::make_tuple(cute::make_identity_tensor(cute::make_shape(_1{}, _1{}, m, k, batches)),
+                            cute::make_identity_tensor(cute::make_shape(_1{}, _1{}, n, k, batches)));
   }
 
   template <class Inputs, class BlockCoord, class KTiles>
@@ -95,19 +100,23 @@ struct Mainloop : Base {
     CUTLASS_PRAGMA_UNROLL
     for (int m = 0; m < kClusterM; ++m) mask_b |= uint16_t(1 << (m + cn * kClusterM));
 
-    CUTLASS_PRAGMA_NO_UNROLL
-    for (int term = first_term; term < end_term; ++term) {
-      int const k_end = launch.k[term];
+    auto const copy_terms = [&](auto... batch) {
       CUTLASS_PRAGMA_NO_UNROLL
-      for (int k = 0; k < k_end; k += kTileK, ++state) {
-        pipeline.producer_acquire(state);
-        uint64_t* barrier = reinterpret_cast<uint64_t*>(pipeline.producer_get_barrier(state));
-        copy_tile<Visitor::kMajorA, 1, kTileM, kClusterN>(&launch.a[term], barrier, mask_a,
-                                                          smem.smem_A.data() + state.index() * kTileM * kTileK, row_a, k, cn);
-        copy_tile<Visitor::kMajorB, kLanes, kTileN, kClusterM>(&launch.b[term], barrier, mask_b,
-                                                               smem.smem_B.data() + state.index() * kTileN * kTileK, row_b, k, cm);
+      for (int term = first_term; term < end_term; ++term) {
+        int const k_end = launch.k[term];
+        CUTLASS_PRAGMA_NO_UNROLL
+        for (int k = 0; k < k_end; k += kTileK, ++state) {
+          pipeline.producer_acquire(state);
+          uint64_t* barrier = reinterpret_cast<uint64_t*>(pipeline.producer_get_barrier(state));
+          copy_tile<Visitor::kMajorA, 1, kTileM, kClusterN>(&launch.a[term], barrier, mask_a,
+                                                            smem.smem_A.data() + state.index() * kTileM * kTileK, row_a, k, cn, batch...);
+          copy_tile<Visitor::kMajorB, kLanes, kTileN, kClusterM>(&launch.b[term], barrier, mask_b,
+                                                                 smem.smem_B.data() + state.index() * kTileN * kTileK, row_b, k, cm, batch...);
+        }
       }
-    }
+    };
+    if constexpr (Launch::kBatched) copy_terms(int(cute::get<3>(coord)));
+    else copy_terms();
   }
 
   template <class Accumulators>
@@ -125,21 +134,21 @@ struct Mainloop : Base {
   // This block's part of kRows x kTileK of A or B. Of the kSharers blocks of a cluster that need the same rows each
   // fetches a share, number `share`, and multicasts it to all: rows of a K-major operand, every kSharers-th block of
   // 64 x 64 of an MN-major one, which lie in shared memory one after the other.
-  template <Major kMajor, int kLanesOf, int kRows, int kSharers>
+  template <Major kMajor, int kLanesOf, int kRows, int kSharers, class... Batch>
   CUTLASS_DEVICE static void copy_tile(CUtensorMap const* map, uint64_t* barrier, uint16_t mask, ElementA* to, int row,
-                                       int k, int share) {
+                                       int k, int share, Batch... batch) {
     if constexpr (kMajor == Major::MN) {
       static_assert(kRows % kBlock == 0);
       CUTLASS_PRAGMA_UNROLL
       for (int first = 0; first < kRows / kBlock; first += kSharers)
         if (int const block = first + share; block < kRows / kBlock)
-          copy<kSharers>(map, barrier, mask, to + block * kBlock * kTileK, row + block * kBlock, k);
+          copy<kSharers>(map, barrier, mask, to + block * kBlock * kTileK, row + block * kBlock, k, batch...);
     } else {
       constexpr int kShare = kRows / kSharers;
       static_assert(kShare % (8 * kLanesOf) == 0, "a share holds whole groups of all lanes");
       row += share * kShare, to += share * kShare * kTileK;
-      if constexpr (kLanesOf == 1) copy<kSharers>(map, barrier, mask, to, k, row);
-      else copy<kSharers>(map, barrier, mask, to, k, 0, 0, row / 16);
+      if constexpr (kLanesOf == 1) copy<kSharers>(map, barrier, mask, to, k, row, batch...);
+      else copy<kSharers>(map, barrier, mask, to, k, 0, 0, row / 16, batch...);
     }
   }
 

@@ -3,6 +3,7 @@
 #pragma once
 #include <type_traits>
 
+#include "batch.h"
 #include "launch.h"
 #include "quantize.h"
 #include "random.h"

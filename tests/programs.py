@@ -29,7 +29,7 @@ REDUCTIONS = ("sum", "mean", "max", "min", "logsumexp")
 STORAGE = (BF16, F16, F32)
 IDENTITIES = {"add": -0.0, "sub": 0.0, "mul": 1.0, "div": 1.0}
 
-M, N, K = Axis.free("M"), Axis.free("N"), Axis.free("K")
+B, M, N, K = Axis.free("B"), Axis.free("M"), Axis.free("N"), Axis.free("K")
 OPERAND_AXES: dict[str, tuple[Axis, ...]] = {"tile": (M, N), "row": (M,), "column": (N,), "scalar": ()}
 CONSTANTS = st.one_of(
     st.integers(-4, 4),
@@ -51,12 +51,14 @@ class EpilogueBuilder:
 
     unary: Sequence[str] = UNARY
     constants: st.SearchStrategy = CONSTANTS
+    batch: tuple[Axis, ...] = ()
+    operand_axes = OPERAND_AXES
 
     def __init__(self, draw, factors: Sequence[DType] = STORAGE):
         self.draw = draw
         self.params: list[Param] = []
         dtype = draw(st.sampled_from(factors))
-        x, w = self.parameter("x", dtype, (M, K)), self.parameter("w", dtype, (N, K))
+        x, w = self.parameter("x", dtype, (*self.batch, M, K)), self.parameter("w", dtype, (*self.batch, N, K))
         self.values = [build("dot", x, build("transpose", w))]
 
     def parameter(self, name: str, dtype, axes: tuple[Axis, ...], optional: bool = False) -> Node:
@@ -70,7 +72,7 @@ class EpilogueBuilder:
 
     def operand(self, op: str) -> Node:
         """The second operand of a binary operation: a value, a constant or a new parameter, perhaps optional."""
-        kind = self.draw(st.sampled_from(["value", "constant", "partial", *OPERAND_AXES]))
+        kind = self.draw(st.sampled_from(["value", "constant", "partial", *self.operand_axes]))
         if kind == "value":
             return self.pick()
         if kind == "constant":
@@ -79,7 +81,7 @@ class EpilogueBuilder:
             return self.partial()
         optional = op in IDENTITIES and kind != "scalar" and self.draw(st.booleans())
         name, dtype = f"{kind}{len(self.params)}", self.draw(st.sampled_from(STORAGE))
-        node = self.parameter(name, dtype, OPERAND_AXES[kind], optional)
+        node = self.parameter(name, dtype, self.operand_axes[kind], optional)
         return build("default", node, identity=IDENTITIES[op]) if optional else node
 
     def partial(self) -> Node:
@@ -118,6 +120,13 @@ class EpilogueBuilder:
         value = cast(value, self.draw(st.sampled_from(STORAGE)))
         dims = tuple(self.draw(st.permutations(value.type.dims))) if self.draw(st.booleans()) else value.type.dims
         return Output(name, value, Type(value.dtype, dims))
+
+
+class BatchedBuilder(EpilogueBuilder):
+    """The same of a product for each of B batches, with operands of each batch and of all."""
+
+    batch = (B,)
+    operand_axes = OPERAND_AXES | {f"{kind}_of_batch": (B, *axes) for kind, axes in OPERAND_AXES.items()}
 
 
 @st.composite

@@ -104,11 +104,15 @@ def _kernel(assembly: Assembly, step: Kernel) -> dict[str, Any]:
     }
     if isinstance(step, RowPlan):
         return about | {"symbols": [v.symbol for v in step.variants]}
-    return about | {
-        "contraction": "+".join(str(dim_size(t.contraction)) for t in step.terms),
-        "lanes": step.lanes,
-        "variants": [_variant(v) for v in assembly.variants_of(step)],
-    }
+    return (
+        about
+        | ({"batch": str(dim_size(step.batch))} if step.batch else {})
+        | {
+            "contraction": "+".join(str(dim_size(t.contraction)) for t in step.terms),
+            "lanes": step.lanes,
+            "variants": [_variant(v) for v in assembly.variants_of(step)],
+        }
+    )
 
 
 def _arg(plan: Schedule, arg: Arg) -> dict[str, Any]:

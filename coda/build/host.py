@@ -208,6 +208,7 @@ def _gemm_tables(context: Tables, plan: Plan, variants: Sequence[Variant]) -> li
         f"{_major(plan.a_major)}, {_major(plan.b_major)}, {plan.lanes}, {_lanes(plan.b_lanes)}",
         reference("operands", plan.operands),
         "CODA_TABLE(variants)",
+        *([f"true, {context.extent(dim_size(plan.batch))}"] if plan.batch else []),
     ]
     return [
         table("Term", "terms", (_term(context, t) for t in plan.terms)),
@@ -221,8 +222,9 @@ def _gemm_launch(plan: Plan, members: int) -> str:
     """The instance that launches a kernel; none where the kernel of a step before does its work."""
     if members == 0:
         return "nullptr"
-    counts = (plan.tile_operands, plan.operands, plan.stores, plan.terms)
-    return f"launch_gemm<{', '.join(str(c) for c in (members, *map(len, counts)))}>"
+    counts = [len(c) for c in (plan.tile_operands, plan.operands, plan.stores, plan.terms)]
+    launch, counts = ("launch_batched", counts) if plan.batch else ("launch_gemm", [members, *counts])
+    return f"{launch}<{', '.join(map(str, counts))}>"
 
 
 def _loop(context: Tables, loop: Loop) -> list[str]:
@@ -266,6 +268,7 @@ def _operand(context: Tables, plan: Kernel, operand: Operand) -> str:
     dims = f"{_dim(operand.row_dim)}, {_dim(operand.column_dim)}, {_lanes(operand.lanes)}"
     index = context.index(operand.arg)
     partials = str(operand.partial is not None).lower()
+    partials += _batch(operand.batch_dim)
     return f"{{{index}, {dims}, {_dim(operand.map)}, {number}, {_walk(operand.walk)}, {integer}, {{}}, {partials}}}"
 
 
@@ -273,7 +276,8 @@ def _store(context: Tables, store: Store) -> str:
     arg = -1 if store.arg is None else context.index(store.arg)
     dims = f"{_dim(store.row_dim)}, {_dim(store.column_dim)}, {_lanes(store.lanes)}"
     floats = REDUCTIONS[store.reduction].floats if store.reduction else 1
-    return f"{{StoreKind::k{store.kind.capitalize()}, {arg}, {dims}, {_walk(store.walk)}, {floats}}}"
+    kind, batch = store.kind.capitalize(), _batch(store.batch_dim)
+    return f"{{StoreKind::k{kind}, {arg}, {dims}, {_walk(store.walk)}, {floats}{batch}}}"
 
 
 def _walk(walk: Walk | None) -> str:
@@ -294,9 +298,11 @@ def _finishing_parts(context: Tables, plan: Kernel, finishing: Finishing) -> str
 
 
 def _result(context: Tables, plan: Kernel, kind: str, name: str) -> str:
-    dim = 0 if plan.arg(name).dims else -1
-    dims = f"-1, {dim}" if kind == "column" else f"{dim}, -1"
-    return f"{{StoreKind::kTile, {context.index(name)}, {dims}, Lanes::kNone, {_walk(None)}, 1}}"
+    dims = next(o.type.dims for o in plan.program.outputs if o.name == name)
+    batch_dim = dims.index(plan.batch) if isinstance(plan, Plan) and plan.batch in dims else None
+    dim = next((i for i in range(len(dims)) if i != batch_dim), -1)
+    places = f"-1, {dim}" if kind == "column" else f"{dim}, -1"
+    return f"{{StoreKind::kTile, {context.index(name)}, {places}, Lanes::kNone, {_walk(None)}, 1{_batch(batch_dim)}}}"
 
 
 def _finishing(context: Tables, plan: Kernel, finishing: Finishing) -> str:
@@ -329,6 +335,11 @@ def _lanes(lanes: Lanes) -> str:
 
 def _major(major: Major) -> str:
     return f"Major::k{major.value.capitalize()}"
+
+
+def _batch(dim: int | None) -> str:
+    """The last entry of a row: the dim of the batch, where there is one."""
+    return "" if dim is None else f", {dim}"
 
 
 def _dim(value: int | None) -> str:

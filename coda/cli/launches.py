@@ -220,5 +220,6 @@ class _Step:
             groups = dim_size(kept)
             return sympy.Min(rows / groups, sympy.ceiling(TOTAL_BLOCKS / groups))
         if set(reduction.attr("axes")) & {a.name for a in self.step.rows}:
-            return sympy.ceiling(rows / BAND)
+            of_all = {a.name for a in self.step.batch} & set(reduction.attr("axes"))
+            return sympy.ceiling(rows / BAND) * (dim_size(self.step.batch) if of_all else 1)
         return sympy.ceiling(dim_size(self.step.columns) / Variant(self.step, self.tile, "").columns)

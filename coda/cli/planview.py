@@ -81,12 +81,11 @@ def text(plan: Plan, tile: Tile) -> list[str]:
 
 def _product(plan: Plan) -> str:
     terms = (" | " if plan.joined else " + ").join(_term(plan, term) for term in plan.terms)
-    rows, columns, *inner = (
-        " ".join(axis.name for axis in dim) for dim in (plan.rows, plan.columns, *(t.contraction for t in plan.terms))
-    )
+    dims = (plan.batch, plan.rows, plan.columns, *(t.contraction for t in plan.terms))
+    batch, rows, columns, *inner = (" ".join(axis.name for axis in dim) for dim in dims)
     contraction = inner[0] if len(inner) == 1 or plan.joined else f"({' + '.join(inner)})"
     lanes = f", {plan.lanes} lanes" if plan.lanes > 1 else ""
-    return f"{terms}  ({rows} x {columns} x {contraction}{lanes})"
+    return f"{terms}  ({f'{batch} of ' if batch else ''}{rows} x {columns} x {contraction}{lanes})"
 
 
 def _term(plan: Plan, term: Term) -> str:
@@ -121,7 +120,8 @@ def _reads(operand: Operand) -> str:
     if operand.partial is not None:
         return f"for each row, the {operand.partial} of its partials"
     through = ", prefetched by TMA" if operand.space is Space.TILE else ""
-    return WHERE[operand.space] + through
+    of_each = ", of each batch" if operand.batch_dim is not None and operand.space is not Space.TILE else ""
+    return WHERE[operand.space] + of_each + through
 
 
 def _typed(plan: Plan, name: str) -> str:

@@ -139,8 +139,9 @@ def subscript(scope: Scope, expr: syntax.Subscript) -> Node:
             return slice_of(scope, value(scope, inner), name, index, expr.span)
     table = value(scope, expr.value)
     if isinstance(index, syntax.Name) and index.name not in scope.variables and scope.is_axis(index.name):
-        hint = "for now write one program for each matrix of the batch"
-        raise scope.fail(f"a product batched over axis '{index.name}' is planned for a later release", expr.span, hint)
+        hint = "where all have as many rows, give both operands the batch, as in x: bf16[E, M, K] @ w: bf16[E, K, N]"
+        what = f"a product over ragged parts of axis '{index.name}'"
+        raise scope.fail(f"{what} is planned for a later release", expr.span, hint)
     if not table.type.dims:
         raise scope.fail("a scalar cannot be indexed", expr.span)
     keyword = expr.index.keyword

@@ -55,21 +55,24 @@ _structural(
 def _infer_dot(types, attrs):
     a, b = types
     for which, t in (("left", a), ("right", b)):
-        if len(t.dims) != 2:
+        if len(t.dims) not in (2, 3):
             count = f"{len(t.dims)} dim{'s' * (len(t.dims) != 1)}"
             raise OpError(
-                f"the {which} operand of '@' has {count} ({t}); it needs exactly two",
+                f"the {which} operand of '@' has {count} ({t}); it needs two, or three with a batch",
                 "group axes into two dims, as in x: bf16[(B T), D]",
             )
         if t.dtype.kind != "float":
             raise OpError(f"the {which} operand of '@' is {t.dtype}; products take float dtypes")
-    if a.dims[1] != b.dims[0]:  # names and sizes
-        left, right = (" ".join(axis.name for axis in dim) for dim in (a.dims[1], b.dims[0]))
+    if a.dims[:-2] != b.dims[:-2]:
+        raise _no_common_batch(a, b)
+    if a.dims[-1] != b.dims[-2]:  # names and sizes
+        left, right = (" ".join(axis.name for axis in dim) for dim in (a.dims[-1], b.dims[-2]))
+        which = "second" if a.dims[:-2] else "first"
         raise OpError(
             f"'@' contracts axis ({left}) of the left operand with axis ({right}) of the right",
-            "the last axis of the left operand and the first of the right must be the same; is a .T missing?",
+            f"the last axis of the left operand and the {which} of the right must be the same; is a .T missing?",
         )
-    shared = a.names & {x.name for x in b.dims[1]}
+    shared = a.names & {x.name for x in b.dims[-1]}
     if shared:
         raise OpError(
             f"the result of '@' would have axis '{sorted(shared)[0]}' twice",
@@ -77,27 +80,44 @@ def _infer_dot(types, attrs):
         )
     if a.dtype != b.dtype:
         raise OpError(f"'@' takes operands of one dtype, got {a.dtype} and {b.dtype}", "cast one of them")
-    return Type(F32, (a.dims[0], b.dims[1]))
+    return Type(F32, (*a.dims[:-1], b.dims[-1]))
+
+
+def _no_common_batch(a, b):
+    """The error of operands of which one has three dims, or both, but not the first in common."""
+    if len(a.dims) == len(b.dims):
+        left, right = (" ".join(axis.name for axis in t.dims[0]) for t in (a, b))
+        return OpError(
+            f"the first dims of the operands of '@' are the batch, but one is ({left}) and one ({right})",
+            "both operands have the batch first, as in x: bf16[B, M, K] @ w: bf16[B, K, N]",
+        )
+    which, t = ("left", a) if len(a.dims) == 3 else ("right", b)
+    hint = (
+        "where all rows share one weight, group the batch into the rows, as in x: bf16[(B M), K]" if t is a
+        else "where all weights share one x, group the batch into the columns, as in w: bf16[(B N), K]"
+    )  # fmt: skip
+    return OpError(f"only the {which} operand of '@' has a batch ({t}); both have it, or none", hint)
 
 
 def _dot(ctx, node, a, b):
     return ctx.contract(a, b, node)
 
 
-_structural("dot", 2, _infer_dot, _dot, "a @ b: contraction of the last dim of a with the first of b, f32 accumulation",
+_structural("dot", 2, _infer_dot, _dot,
+            "a @ b: contraction of the last dim of a with the last but one of b, f32 accumulation",
             derivative=("dy @ b.T", "a.T @ dy"), symbol="@", family="dot")  # fmt: skip
 
 
 def _infer_transpose(types, attrs):
     (t,) = types
-    if len(t.dims) != 2:
-        raise OpError(f".T needs a value of two dims, got {t}")
-    return Type(t.dtype, (t.dims[1], t.dims[0]))
+    if len(t.dims) not in (2, 3):
+        raise OpError(f".T needs a value of two dims, or three with a batch, got {t}")
+    return Type(t.dtype, (*t.dims[:-2], t.dims[-1], t.dims[-2]))
 
 
 _structural("transpose", 1, _infer_transpose,
             lambda ctx, node, x: ctx.align_axes(x, node.args[0].type.axes, node.type.axes),
-            ".T: the two dims swapped", derivative=("dy.T",))  # fmt: skip
+            ".T: the last two dims swapped", derivative=("dy.T",))  # fmt: skip
 
 
 def _infer_layout(types, attrs):

@@ -37,7 +37,7 @@ def arranged(value: Node, type_: Type) -> Node:
     """The value with its axes grouped and ordered as in a type, if they are the same axes."""
     if value.type.dims == type_.dims or value.type.names != type_.names:
         return value
-    if value.type.dims == type_.dims[::-1] and len(type_.dims) == 2:
+    if len(type_.dims) in (2, 3) and value.type.dims == (*type_.dims[:-2], *type_.dims[:-3:-1]):
         return build("transpose", value)
     return build("layout", value, dims=type_.dims)
 

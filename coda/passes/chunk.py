@@ -54,7 +54,7 @@ def chunk_axis(program: Program, backward: Program) -> str | None:
     anything over rows and columns, as the logits of a loss. None where there is none that can be cut."""
     stored = [n.type.names for n in in_memory(program)]
     for node in program.nodes():
-        rows, columns = node.type.dims if node.op == "dot" else ((), ())
+        rows, columns = node.type.dims if node.op == "dot" and len(node.type.dims) == 2 else ((), ())
         names = {a.name for a in (*rows, *columns)}
         if len(columns) == 1 and not any(names <= s for s in stored):
             (axis,) = columns

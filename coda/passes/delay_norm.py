@@ -65,7 +65,8 @@ class _Side:
     def of(cls, dot: Node, index: int) -> _Side | None:
         """None where no row factor would leave, or there is not exactly one tile."""
         value, peeled = dot.args[index], set()
-        outer, inner = (frozenset(a.name for a in dim) for dim in value.type.dims[:: 1 - 2 * index])
+        inner = frozenset(a.name for a in value.type.dims[-2 if index else -1])
+        outer = value.type.names - inner
         while value.op in ("transpose", "layout") or (value.op == "cast" and is_rounding(value)):
             peeled.add(value)
             (value,) = value.args
@@ -202,7 +203,7 @@ def _weight(dot: Node, side: _Side) -> Node:
 def _shifts(dot: Node, side: _Side) -> list[Node]:
     """row * sum(w * column) for each term without tile, from the weight as the product reads it where it can be."""
     weight, shifts = dot.args[1], list[Node]()
-    contracted = tuple(a.name for a in weight.type.dims[0])
+    contracted = tuple(a.name for a in weight.type.dims[-2])
     for term in side.others:
         is_main = term.column is side.main.column
         value = _weight(dot, side) if is_main else multiply(weight, term.column)

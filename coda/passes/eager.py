@@ -132,6 +132,6 @@ def _biased_products(program: Program) -> set[Node]:
         (add,) = users[node]
         other = add.args[1] if add.args[0] is node else add.args[0]
         bias = other.args[0] if other.op == "default" else other
-        if bias.op == "input" and bias.dtype == node.args[0].dtype and bias.type.axes == node.type.dims[1]:
+        if bias.op == "input" and bias.dtype == node.args[0].dtype and node.type.dims[1:] == (bias.type.axes,):
             fused.add(node)
     return fused

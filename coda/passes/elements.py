@@ -136,7 +136,7 @@ class Elements:
 
     def dot(self, node: Node, at: Position) -> Any:
         a, b = node.args
-        terms = (self.at(a, {**at, **k}) * self.at(b, {**at, **k}) for k in self.positions(a.type.dims[1]))
+        terms = (self.at(a, {**at, **k}) * self.at(b, {**at, **k}) for k in self.positions(a.type.dims[-1]))
         return normal(sum(terms))
 
     def call(self, node: Node, at: Position) -> Any:

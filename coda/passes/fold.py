@@ -46,8 +46,8 @@ def fold(program: Program) -> tuple[Program, tuple[Note, ...]]:
 
 def _column_factor(left: Node) -> Term | None:
     """A left operand as one term whose ``row`` varies over the contracted axes (the roles of the axes are swapped)."""
-    outer, inner = (frozenset(a.name for a in dim) for dim in left.type.dims)
-    terms = separate(left, inner, outer).terms
+    inner = frozenset(a.name for a in left.type.dims[-1])
+    terms = separate(left, inner, left.type.names - inner).terms
     return terms[0] if len(terms) == 1 and terms[0].tile is not None else None
 
 

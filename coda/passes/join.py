@@ -33,6 +33,8 @@ def join_products(program: Program) -> Program:
 def _joinable(dots: list[Node]) -> bool:
     """Whether all share the left operand, and their weights are parameters [(heads columns), K] of one dtype."""
     first = dots[0]
+    if len(first.type.dims) != 2:
+        return False
     for dot in dots:
         weight = dot.args[1].args[0] if dot.args[1].op == "transpose" else dot.args[1]
         columns = dot.type.dims[1]

@@ -23,7 +23,7 @@ WIDTHS = (64, 128, 96, 32, 16)  # of the runs that columns without heads are cut
 def lanes_as_heads(program: Program) -> Program:
     """The program with the lanes of a product as heads, where they are more than two, or two that stay apart."""
     for dot in (n for n in program.nodes() if n.op == "dot"):
-        columns = dot.type.dims[1]
+        columns = dot.type.dims[-1]
         lane, *rest = columns
         several = lane.static != 2 or (len(rest) == 2 and _are_apart(program, lane))
         if lane in lane_axes(program) and lane.static is not None and rest and several:

@@ -27,7 +27,7 @@ def head_axes(program: Program) -> list[Axis]:
     types = [*(p.type for p in program.params), *(o.type for o in program.outputs)]
     nodes = program.nodes()
     found: dict[Axis, None] = {}
-    for columns in (n.type.dims[1] for n in nodes if n.op == "dot"):
+    for columns in (n.type.dims[-1] for n in nodes if n.op == "dot"):
         axes = [a for a in columns if a not in lanes]
         names = {a.name for a in axes}
         in_tensors = any(0 < len(names & {a.name for a in dim}) < len(names) for t in types for dim in t.dims)

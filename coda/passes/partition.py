@@ -268,9 +268,10 @@ class _Partitioner:
         they are among those it works over, else those of the value's slowest dim."""
         widest = max((n.type for n in self.closure([node])), key=lambda t: len(t.axes))
         for dot in self.nodes:
-            rows = core(dot.args[0]).type.dims[0] if dot.op == "dot" else ()
-            if rows and {a.name for a in rows} <= widest.names:
-                return frozenset(a.name for a in rows)
+            dims = core(dot.args[0]).type.dims[:-1] if dot.op == "dot" else ()
+            rows = frozenset(a.name for dim in dims for a in dim)
+            if rows and rows <= widest.names:
+                return rows
         return frozenset(a.name for dim in node.type.dims[:1] for a in dim)
 
     def kernels(self, roots: list[Node]) -> list[Kernel]:

@@ -114,7 +114,7 @@ class _Scaler:
             return None
         dot = next((a for a in term.args if a.op == "dot" and self.alone(a)), None)
         factor = _other(term, dot) if dot is not None else None
-        rows = {a.name for a in dot.type.dims[0]} if dot is not None else set()
+        rows = {a.name for dim in dot.type.dims[:-1] for a in dim} if dot is not None else set()
         return factor if factor is not None and factor.type.names and factor.type.names <= rows else None
 
 

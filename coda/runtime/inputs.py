@@ -106,7 +106,7 @@ def _weight_scales(program: Program, sizes: Mapping[str, int]) -> dict[str, floa
     scales = {}
     for node in program.nodes():
         if node.op == "dot" and (weight := source_of(node.args[1])).op == "input":
-            k = type_shape(node.args[1].type, sizes)[0]
+            k = type_shape(node.args[1].type, sizes)[-2]
             scales[weight.attr("name")] = max(k, 1) ** -0.5
     return scales
 

@@ -212,7 +212,7 @@ class Context:
         return self.align_axes(x, axes, target).expand(self.shape(target))
 
     def contract(self, a: Tensor, b: Tensor, node: Node) -> Tensor:
-        """The product of two values over the last dim of one and the first of the other, in their dtype."""
+        """The product of two values over the last dim of one and the last but one of the other, in their dtype."""
         left, right = (x.reshape(type_shape(arg.type, self.sizes)) for x, arg in zip((a, b), node.args, strict=True))
         return (left @ right).reshape(self.shape(node.type.axes))
 

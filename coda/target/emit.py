@@ -22,6 +22,7 @@ Lines = dict[Space, list[str]]  # C++ by the space it is computed in
 
 _SPACES = (Space.UNIFORM, Space.ROW, Space.COLUMN, Space.TILE)
 _VARIABLE = {Space.UNIFORM: "u", Space.ROW: "r", Space.COLUMN: "c"}
+_POSITION = {Space.UNIFORM: "int64_t(in.batch)", Space.ROW: "int64_t(m)", Space.COLUMN: "{int64_t(n), int64_t(n) + 1}"}
 _ELEMENT = {BF16: "cutlass::bfloat16_t", F16: "cutlass::half_t"}  # of the operands of a product
 
 
@@ -159,7 +160,7 @@ def _emit_node(placed: _Placed, scope: Scope, node: Node, space: Space, name: st
     if is_leaf(node):
         expression = _load(placed.plan, node, space)
     elif node.op == "index":
-        expression = "int64_t(m)" if space is Space.ROW else "{int64_t(n), int64_t(n) + 1}"
+        expression = _POSITION[space]
     elif (position := placed.position(node)) is not None:
         expression = f"coda::is_column(n, {scope.value(position, 'int64_t')})"
     elif node.op == "size" and not node.attr("expr").is_Integer:
@@ -248,17 +249,16 @@ def _body_lines(plan: Plan, fields: Lines, code: Lines, results: list[str], retu
         return [f"  CODA_FN static {head} {{", *(f"    {line}" for line in body), f"    return {result};", "  }"]
 
     parameters = ", ".join(f"coda::Two<float> {n}" for n in element_parameters(plan))
+    operands = "coda::OfBatch<coda::Operand> const& in" if plan.batch else "coda::Operand const* in"
     lines = ["struct Body {"]
     lines += [struct("Uniform", fields[Space.UNIFORM]), struct("Row", fields[Space.ROW])]
     lines += [struct("Columns", fields[Space.COLUMN]), struct("Result", results)]
     lines += function(
-        "Uniform uniform(coda::Operand const* in, int rows, int columns)", ["Uniform u{};", *code[Space.UNIFORM]], "u"
+        f"Uniform uniform({operands}, int rows, int columns)", ["Uniform u{};", *code[Space.UNIFORM]], "u"
     )
+    lines += function(f"Row row({operands}, Uniform const& u, int m, int rows)", ["Row r{};", *code[Space.ROW]], "r")
     lines += function(
-        "Row row(coda::Operand const* in, Uniform const& u, int m, int rows)", ["Row r{};", *code[Space.ROW]], "r"
-    )
-    lines += function(
-        "Columns columns(coda::Operand const* in, Uniform const& u, int n, int columns)",
+        f"Columns columns({operands}, Uniform const& u, int n, int columns)",
         ["Columns c{};", *code[Space.COLUMN]], "c",
     )  # fmt: skip
     lines += function(
@@ -276,7 +276,8 @@ def operand_traits(plan: Plan) -> list[str]:
     counts = (plan.tile_operands, plan.operands, plan.stores, plan.terms)
     majors = ", ".join(f"kMajor{s} = coda::Major::{m.name}" for s, m in (("A", plan.a_major), ("B", plan.b_major)))
     return [
-        f"  using Launch = coda::Launch<{', '.join(str(len(c)) for c in counts)}>;",
+        f"  using Launch = coda::{'Batched' if plan.batch else ''}Launch<{', '.join(str(len(c)) for c in counts)}>;",
+        *(["  using Batch = coda::Batch<Launch>;"] if plan.batch else []),
         f"  using Element = {_ELEMENT[plan.arg(plan.terms[0].a).dtype]};",
         f"  static constexpr coda::Major {majors};",
         f"  static constexpr bool kJoined = {'true' if plan.joined else 'false'};",
@@ -300,15 +301,21 @@ def _visitor(plan: Plan) -> str:
     lines += [f"  static constexpr int kBytesPerElement = {width};  // of all streams"]
     lines += [f"  using Streams = coda::Streams<{', '.join(_stream(plan, i, lane) for _, i, lane in tiles)}>;"]
     needed = _needed(plan)
-    lines += [f"  CUTLASS_DEVICE static bool needs_tiles(Launch const& p) {{ return {needed}; }}"]
+    lines += [f"  CUTLASS_DEVICE static bool needs_tiles({_launch(plan)} const& p) {{ return {needed}; }}"]
     lines += _totals(plan) + _fetched(plan) + _step(plan) + _store_rows(plan)
     return "\n".join([*lines, "};"])
+
+
+def _launch(plan: Plan) -> str:
+    """What a visitor sees of a launch: all of it, or one batch."""
+    return "Batch" if plan.batch else "Launch"
 
 
 def _stream(plan: Plan, index: int, lane: int) -> str:
     operand = plan.operands[index]
     laned = "true" if operand.lanes is not Lanes.NONE else "false"
-    return f"coda::Stream<{operand.dtype.cpp}, {index}, {operand.map}, {lane}, {laned}>"
+    batched = ", true" if operand.batch_dim is not None else ""
+    return f"coda::Stream<{operand.dtype.cpp}, {index}, {operand.map}, {lane}, {laned}{batched}>"
 
 
 def _needed(plan: Plan) -> str:
@@ -363,9 +370,10 @@ def _step(plan: Plan) -> list[str]:
             identity = literal(operand.identity, "float")
             value = f"p.operands[{index}].data ? {value} : coda::Two<float>{{{identity}, {identity}}}"
         arguments.append(value)
+    launch = _launch(plan)
     lines = [
         "  template <class S, class In>",
-        "  CUTLASS_DEVICE static void step(S const& s, Launch const& p, Uniform const& u, Row const (&rows)[2],",
+        f"  CUTLASS_DEVICE static void step(S const& s, {launch} const& p, Uniform const& u, Row const (&rows)[2],",
         "                                  Columns const* columns, In const& in, Totals& totals, int band, int lane) {",
         *(f"    {_kept(k, s, i)};" for k, s in enumerate(plan.stores) if _by_step(s) for i in range(len(s.values))),
         "    CUTLASS_PRAGMA_UNROLL",
@@ -427,7 +435,7 @@ def _sink(k: int, store: Store) -> list[str]:
 
 def _store_rows(plan: Plan) -> list[str]:
     lines = [
-        "  CUTLASS_DEVICE static void store_rows(Launch const& p, Totals const& totals, int row, "
+        f"  CUTLASS_DEVICE static void store_rows({_launch(plan)} const& p, Totals const& totals, int row, "
         "coda::Position const& x) {"
     ]
     for k, store in _row_stores(plan):

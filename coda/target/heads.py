@@ -40,7 +40,7 @@ def is_head_wise(program: Program, columns: Dim) -> bool:
 
 def pair_axis(program: Program, lanes: Sequence[Axis]) -> Axis | None:
     """The axis of neighbouring columns in heads that the program sees apart and stores together; None without one."""
-    for columns in (n.type.dims[1] for n in program.nodes() if n.op == "dot"):
+    for columns in (n.type.dims[-1] for n in program.nodes() if n.op == "dot"):
         pair = columns[-1]
         if len(columns) == 3 and pair in lanes and pair.static == 2:
             outputs = [o for o in program.outputs if columns[1].name in o.type.names or pair.name in o.type.names]

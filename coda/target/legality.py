@@ -27,6 +27,7 @@ TMA_ALIGN = 16
 TMA_PITCH = 1 << 40  # strides of a tensor map are below this many bytes
 MN_BLOCK = 64  # rows or columns of an MN-major operand in a TMA box: the 128 bytes of a swizzle
 INT32 = (1 << 31) - 1
+MOST_BATCHES = 1 << 30  # tiles are counted in 32 bits
 MAP_COLUMNS = 65535 * 256 * OCTET  # a grid has so many blocks along a row, of so many threads
 DESIGN_SMS = 132  # the variant is chosen for this many multiprocessors, so that a program's partial sums, and with
 #                   them its bits, do not depend on which Hopper board it runs
@@ -88,11 +89,11 @@ def argument_count(plan: Kernel | Schedule, got: int) -> str:
     return f"'{plan.name}' takes {len(plan.args)} arguments ({names}), got {got}"
 
 
-def select(variants: Sequence[p.Variant], rows: int, columns: int) -> p.Variant:
+def select(variants: Sequence[p.Variant], rows: int, columns: int, batches: int = 1) -> p.Variant:
     """The variant with the least waves x tile area; the first of equals."""
 
     def cost(variant: p.Variant) -> int:
-        tiles = -(-rows // variant.tile.m) * -(-columns // variant.columns)
+        tiles = -(-rows // variant.tile.m) * -(-columns // variant.columns) * batches
         return -(-tiles // DESIGN_SMS) * variant.tile.m * variant.tile.n
 
     return min(variants, key=cost)
@@ -312,6 +313,9 @@ class _Derivation:
             self._need(Kind.AT_LEAST, extent=extent, value=1)
         inner = INT32 // len(plan.terms) // 64 * 64  # the kernel counts whole tiles along K, of all terms
         limits = [(rows, INT32), (columns, INT32 // plan.lanes), *((extent, inner) for extent in contractions)]
+        if plan.batch:
+            counted = [self._whole_extent(size) for size in _of_batches(plan)]
+            limits += zip(counted, (MOST_BATCHES, INT32, INT32), strict=True)
         for extent, limit in limits:
             self._need(Kind.AT_MOST, extent=extent, value=limit)
         if any(store.kind == "each" for store in plan.stores):
@@ -327,29 +331,37 @@ class _Derivation:
     # -- layout --
 
     def _layouts(self) -> None:
-        dims: dict[str, tuple[int, int, int]] = {}
+        read: dict[str, _Read] = {}
         for step in self.plan.gemms:
-            for tensor, (row, column, limit) in _tma_dims(step).items():
+            for tensor, found in _read_by_tma(step).items():
                 name = self.parts.get(tensor, tensor)
-                dims[name] = (row, column, min(limit, dims.get(name, (0, 0, limit))[2]))
+                read[name] = replace(found, limit=min(found.limit, read.get(name, found).limit))
         for arg in self.plan.args:
-            if arg.name in dims:
-                self._tma(arg, *dims[arg.name])
+            if arg.name in read:
+                self._tma(arg, read[arg.name])
             elif arg.dtype.bytes > 1:
                 self._need(Kind.ALIGNED, arg, "its element size", value=arg.dtype.bytes)
         for step in self.plan.gemms:
             weights = [self.parts.get(name, name) for name in step.terms[0].b]
             if len(weights) == 2 and set(weights) <= self.index.keys():
                 first, second = map(self.plan.arg, weights)
-                self._need(Kind.SAME_PITCH, first, _who(second), other=self.index[second.name])
+                rows = len(first.dims) - 2
+                self._need(Kind.SAME_PITCH, first, _who(second), dim=rows, other=self.index[second.name])
+                if step.batch:
+                    sentence = _SENTENCES[Kind.SAME_PITCH].replace("rows", "batches").replace("row", "batch")
+                    self._need(Kind.SAME_PITCH, first, _who(second), sentence, other=self.index[second.name])
                 self._need(Kind.LANES, first, _who(second), other=self.index[second.name])
 
-    def _tma(self, arg: p.Arg, row: int, column: int, limit: int) -> None:
-        self._need(Kind.UNIT, arg, arg.axes[column], dim=column)
+    def _tma(self, arg: p.Arg, read: _Read) -> None:
+        self._need(Kind.UNIT, arg, arg.axes[read.column], dim=read.column)
         self._need(Kind.ALIGNED, arg, "as TMA needs", value=TMA_ALIGN)
-        self._need(Kind.PITCH_BYTES, arg, dim=row, value=TMA_ALIGN)
-        self._need(Kind.PITCH_MIN, arg, dim=row, other=column)
-        self._need(Kind.PITCH_MAX, arg, dim=row, value=limit)
+        for what, dim, limit in (("rows", read.row, read.limit), ("batches", read.batch, TMA_PITCH)):
+            if dim is None:
+                continue
+            for kind, value in ((Kind.PITCH_BYTES, TMA_ALIGN), (Kind.PITCH_MIN, 0), (Kind.PITCH_MAX, limit)):
+                other = read.column if kind is Kind.PITCH_MIN else 0
+                sentence = _SENTENCES[kind].replace("rows", what)
+                self._need(kind, arg, sentence=sentence, dim=dim, other=other, value=value)
 
     def _table(self, arg: p.Arg, pair: int) -> None:
         """A table that is gathered from: never empty, its rows read in aligned pairs."""
@@ -391,17 +403,34 @@ class _Derivation:
         if any(o.arg == operand.name for f in plan.finishings for o in f.operands):
             return False
         (store,), (read,) = stores, reads
-        return (store.row_dim, store.column_dim, store.lanes) == (read.row_dim, read.column_dim, read.lanes)
+        places = [(x.batch_dim, x.row_dim, x.column_dim, x.lanes) for x in (store, read)]
+        return places[0] == places[1]
 
 
-def _tma_dims(plan: p.Plan) -> dict[str, tuple[int, int, int]]:
-    """What a GEMM reads through TMA: (row dim, column dim, limit of the pitch in bytes)."""
+@dataclass(frozen=True)
+class _Read:
+    """How TMA reads a tensor: its dims, and the limit of the pitch of its rows in bytes."""
+
+    row: int
+    column: int
+    batch: int | None = None
+    limit: int = TMA_PITCH
+
+
+def _read_by_tma(plan: p.Plan) -> dict[str, _Read]:
+    """What a GEMM reads through TMA."""
     weight_rows = 1 if plan.lanes == 1 else 16  # the map over paired weights steps up to 16 rows at a time
-    dims = {name: (0, 1, TMA_PITCH) for name in plan.factors}
-    dims |= {name: (0, 1, TMA_PITCH // weight_rows) for term in plan.terms for name in term.b}
-    for operand in plan.tile_operands:
-        dims.setdefault(operand.arg, (operand.row_dim or 0, operand.column_dim or 0, TMA_PITCH))
-    return dims
+    factor = _Read(1, 2, 0) if plan.batch else _Read(0, 1)
+    read = dict.fromkeys(plan.factors, factor)
+    read |= {name: replace(factor, limit=TMA_PITCH // weight_rows) for term in plan.terms for name in term.b}
+    for o in plan.tile_operands:
+        read.setdefault(o.arg, _Read(o.row_dim or 0, o.column_dim or 0, o.batch_dim))
+    return read
+
+
+def _of_batches(plan: p.Plan) -> list[Size]:
+    """What is counted over all batches: these, rows and columns."""
+    return [dim_size((*plan.batch, *dim)) for dim in ((), plan.rows, plan.columns)]
 
 
 def _in_place_rows(plan: RowPlan, output: str, operand: str) -> bool:
@@ -427,6 +456,7 @@ def sizes_of(plan: Schedule) -> list[Size]:
         sizes += [o.size for f in step.finishings for o in f.operands if o.size is not None]
         if isinstance(step, p.Plan):
             sizes += [dim_size(term.contraction) for term in step.terms]
+            sizes += _of_batches(step) if step.batch else []
             sizes += [o.size for o in step.operands if o.size is not None]
             continue
         sizes += _row_sizes(step)

@@ -7,13 +7,13 @@ cannot be lowered raises a CodaError that says why, at the place in the source.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from coda.dtypes import BOOL, F32, I32, I64, S8
 from coda.errors import CodaError
-from coda.ir import Dim, Node, Output, Param, Program, Size, dim_size, rewrite, topological
+from coda.ir import Axis, Dim, Node, Output, Param, Program, Size, dim_size, rewrite, topological
 from coda.ops import OPS, build
 from coda.ops.reduce import REDUCTIONS
 from coda.passes.join import join_products
@@ -42,7 +42,7 @@ class _Lowering:
             lanes = lane_axes(program)
             pair = pair_axis(self.program, lanes)  # columns of heads, not lanes of the product
             self.product = find_product(self.program, [a for a in lanes if a != pair])
-            self.rows, self.columns = self.product.rows, self.product.columns
+            self.rows, self.columns, self.batch = self.product.rows, self.product.columns, self.product.batch
             self.lane_axis, self.products = self.product.lane_axis, self.product.accumulators
             self.head_lowering = self._head_wise()
             self.program = self._placed_random(self._nested_totals(self.program))
@@ -54,8 +54,9 @@ class _Lowering:
         """The lowering by heads, where the program looks inside the columns of its product."""
         if not is_head_wise(self.program, self.columns):
             return None
-        if len(self.products) == 2 or (len(self.product.terms) > 1 and not self.product.joined):
-            what = "product with two lanes" if len(self.products) == 2 else "sum of products"
+        if self.batch or len(self.products) == 2 or (len(self.product.terms) > 1 and not self.product.joined):
+            plain = "product with two lanes" if len(self.products) == 2 else "sum of products"
+            what = "batched product" if self.batch else plain
             raise _fail(f"a head-wise epilogue of a {what} is lowered in a later release", self.products[0])
         self.program = push_parts(self.program)
         (dot,) = (n for n in self.program.nodes() if n.op == "dot")
@@ -65,39 +66,43 @@ class _Lowering:
 
     def space(self, node: Node) -> Space:
         """Over which part of the tile a value varies."""
-        rows, columns = {a.name for a in self.rows}, {a.name for a in self.columns}
+        rows, columns = names_of(self.rows), names_of(self.columns)
         names = node.type.names
-        if names - rows - columns:
-            stranger = sorted(names - rows - columns)[0]
-            tile = " ".join(a.name for a in self.rows), " ".join(a.name for a in self.columns)
+        if strangers := names - rows - columns - names_of(self.batch):
+            tile = ", ".join(" ".join(a.name for a in dim) for dim in (self.batch, self.rows, self.columns) if dim)
             raise _fail(
                 f"a value over axes [{', '.join(a.name for a in node.type.axes)}] does not fit the output tile "
-                f"[{tile[0]}, {tile[1]}]: it has axis '{stranger}'",
+                f"[{tile}]: it has axis '{sorted(strangers)[0]}'",
                 node, "every epilogue operand varies over the rows and columns of the product, or a part of them",
             )  # fmt: skip
         if names & rows and names & columns:
             return Space.TILE
         return Space.ROW if names & rows else Space.COLUMN if names & columns else Space.UNIFORM
 
-    def _tensor_dims(self, dims: tuple[Dim, ...], node: Node | None, name: str) -> tuple[int | None, int | None, Lanes]:
-        """(row dim, column dim, lanes) of a stored tensor."""
-        row_dim = column_dim = None
+    def _tensor_dims(self, dims: tuple[Dim, ...], node: Node | None, name: str) -> Places:
+        """Which dims of a stored tensor carry the rows, the columns and the batch."""
+        row_dim = column_dim = batch_dim = None
         lanes = Lanes.NONE
         for i, dim in enumerate(dims):
             bare = tuple(a for a in dim if a != self.lane_axis)
             if dim == self.rows:
                 row_dim = i
+            elif self.batch and dim == self.batch:
+                batch_dim = i
             elif bare == self.columns:
                 column_dim = i
                 if bare != dim:
                     lanes = lane_order(dim, self.lane_axis, node)  # type: ignore[arg-type]
             else:
-                own, rows, columns = (" ".join(a.name for a in d) for d in (dim, self.rows, self.columns))
+                dims = (dim, self.rows, self.columns, self.batch)
+                own, rows, columns, batch = (" ".join(a.name for a in d) for d in dims)
+                which = f"neither the rows ({rows}) nor the columns ({columns})"
+                which = f"not the batch ({batch}), the rows ({rows}) or the columns ({columns})" if batch else which
                 raise _fail(
-                    f"'{name}' has dim ({own}), which is neither the rows ({rows}) nor the columns ({columns}) "
-                    "of the product", node, "this release reads whole rows and columns; parts of a group come later",
+                    f"'{name}' has dim ({own}), which is {which} of the product", node,
+                    "this release reads whole rows and columns; parts of a group come later",
                 )  # fmt: skip
-        return row_dim, column_dim, lanes
+        return Places(row_dim, column_dim, lanes, batch_dim)
 
     # ---- operands ----
 
@@ -117,9 +122,9 @@ class _Lowering:
             name, identity = self._operand_of(leaf)
             param = self.program.param(name)
             self._check_readable(param)
-            row_dim, column_dim, lanes = self._tensor_dims(param.type.dims, leaf, name)
-            space = self.space(leaf)
-            operand = Operand(name, space, param.type.dtype, row_dim, column_dim, lanes, identity)
+            at, space = self._tensor_dims(param.type.dims, leaf, name), self.space(leaf)
+            dims = (at.row, at.column, at.lanes, identity)
+            operand = Operand(name, space, param.type.dtype, *dims, batch_dim=at.batch)
             if param.type.partial:
                 operand = replace(operand, row_dim=1, column_dim=0, partial=self._finished_kind(param))
             found[name, identity] = operand
@@ -162,10 +167,11 @@ class _Lowering:
                 f"operand '{param.name}' is {operand.dtype} over the whole tile; "
                 "this release prefetches bf16, f16 and f32", param,
             )  # fmt: skip
-        if operand.row_dim != 0:
+        if operand.column_dim != len(param.type.dims) - 1:
+            dims = (self.rows, self.columns) if operand.batch_dim is None else (self.batch, self.rows, self.columns)
             raise _fail(
                 f"operand '{param.name}' is stored by columns; this release prefetches rows", param,
-                f"store it as [{', '.join(_dim_names((self.rows, self.columns)))}]",
+                f"store it as [{', '.join(_dim_names(dims))}]",
             )  # fmt: skip
         if operand.lanes is Lanes.INNER:
             raise _fail(
@@ -207,7 +213,7 @@ class _Lowering:
         outputs = [o if o.into is None else self._accumulated(o) for o in self.program.outputs]
         for node in walk([o.value for o in outputs], lambda n: is_leaf(n) or n in self.products):
             self._check_expressible(node)
-        rows = {a.name for a in self.rows}
+        rows = names_of((*self.batch, *self.rows))
         by_row = any(not o.is_partial and "row" in self._kinds(o.value) for o in outputs)
         for output in outputs:
             if output.is_partial:
@@ -256,13 +262,13 @@ class _Lowering:
         return Plan(
             name=self.program.name, program=self.program, args=program_args(self.original), terms=product.terms,
             a_major=product.a_major, b_major=product.b_major, products=product.accumulators, b_lanes=product.b_lanes,
-            joined=product.joined,
+            joined=product.joined, batch=product.batch,
             rows=product.rows, columns=product.columns, lane_axis=product.lane_axis, **parts,
         )  # fmt: skip
 
     def _check_expressible(self, node: Node) -> None:
         """Whether generated math has words for a node."""
-        if node.op == "index" and (node.attr("axis"),) not in (self.rows, self.columns):
+        if node.op == "index" and (node.attr("axis"),) not in (self.rows, self.columns, self.batch):
             raise _fail(
                 f"index({node.attr('axis')}) counts along a part of the rows or columns, which is lowered in a later "
                 "release", node, "pass the positions as an operand",
@@ -309,8 +315,8 @@ class _Lowering:
     def _tile_store(self, output: Output) -> Store:
         value = output.value
         values = value.args if value.op == "stack" else (value,)
-        row_dim, column_dim, lanes = self._tensor_dims(output.type.dims, value, output.name)
-        if row_dim is None or column_dim is None:
+        at = self._tensor_dims(output.type.dims, value, output.name)
+        if at.row is None or at.column is None or (self.batch and at.batch is None):
             space = self.space(values[0])
             each = "" if space is Space.UNIFORM else f" for each {space.value}"
             raise _fail(
@@ -321,18 +327,19 @@ class _Lowering:
             raise _fail(
                 f"output '{output.name}' is {output.type.dtype}; elements are stored in {dtype_list(STORED)}", value
             )
-        return Store("tile", tuple(values), output.type.dtype, output.name, lanes, row_dim, column_dim)
+        dims = (at.lanes, at.row, at.column)
+        return Store("tile", tuple(values), output.type.dtype, output.name, *dims, batch_dim=at.batch)
 
     def _nested_totals(self, program: Program) -> Program:
         """A reduction over all elements becomes one over the columns, then one over the rows. Label: algebraic (the
         order of additions, which is the kernel's in any case)."""
-        rows, columns = {a.name for a in self.rows}, {a.name for a in self.columns}
+        everything = names_of((*self.batch, *self.rows, *self.columns))
 
         def visit(node: Node, args: tuple[Node, ...]) -> Node | None:
-            if node.op.removeprefix("reduce_") not in REDUCTIONS or set(node.attr("axes")) != rows | columns:
+            if node.op.removeprefix("reduce_") not in REDUCTIONS or set(node.attr("axes")) != everything:
                 return None
             inner = build(node.op, *args, axes=tuple(a.name for a in self.columns), span=node.span)
-            return build(node.op, inner, axes=tuple(a.name for a in self.rows), span=node.span)
+            return build(node.op, inner, axes=tuple(a.name for a in (*self.batch, *self.rows)), span=node.span)
 
         return rewrite(program, visit)
 
@@ -343,7 +350,7 @@ class _Lowering:
             if node.op != "rand":
                 return None
             for axis in node.attr("axes"):
-                if (axis,) not in (self.rows, self.columns):
+                if (axis,) not in (self.rows, self.columns, self.batch):
                     raise _fail(
                         f"axis '{axis}' of 'rand' is a part of the rows or columns: lowered in a later release", node,
                         "give the rows one axis, as in x: bf16[M, D]",
@@ -364,11 +371,13 @@ class _Lowering:
         return [n for n in walk(list(values), self._is_reduction) if self._is_reduction(n)]
 
     def _direction(self, reduction: Node) -> str:
-        """ "row" for a reduction of the tile over all columns, "column" for one over all rows, "total" for one over the
-        rows of a value for each row."""
+        """ "row" for a reduction of the tile over all columns, "column" for one over all rows, of each batch or of all,
+        "total" for one over the rows, of all batches, of a value for each row."""
         axes = {reduction.attr("axis")} if reduction.op == "pick" else set(reduction.attr("axes"))
-        rows, columns = {a.name for a in self.rows}, {a.name for a in self.columns}
         kind, over = reduction.op.removeprefix("reduce_"), self.space(reduction.args[0])
+        columns, all_rows = names_of(self.columns), names_of((*self.batch, *self.rows))
+        of_each = over is Space.TILE and not self._is_over_batch(reduction)
+        rows = names_of(self.rows) if of_each else all_rows
         reduced = {"row": (Space.TILE,), "column": (Space.TILE, Space.ROW)}
         direction = "row" if axes == columns else "column" if axes == rows else None
         if direction is not None and over not in reduced[direction]:
@@ -387,6 +396,10 @@ class _Lowering:
             f"reduce over all columns ({' '.join(sorted(columns))}) or all rows ({' '.join(sorted(rows))})",
         )  # fmt: skip
 
+    def _is_over_batch(self, reduction: Node) -> bool:
+        """Whether a reduction over rows is one over those of all batches."""
+        return bool(self.batch) and reduction.op != "pick" and names_of(self.batch) <= set(reduction.attr("axes"))
+
     def _partial_store(self, reduction: Node, output: Output | None = None) -> Store:
         if reduction.op == "pick":
             return Store("pick", reduction.args, F32, finished=True)
@@ -397,13 +410,20 @@ class _Lowering:
                 "this reduces values of whole rows, of which there are no partials", reduction,
                 "return it without partial(...)",
             )  # fmt: skip
+        if output is not None and self.batch:
+            raise _fail(
+                "unfinished reductions of a batched product are lowered in a later release", reduction,
+                f"return {kind}(...), which is finished",
+            )  # fmt: skip
         if output is not None and REDUCTIONS[kind].floats > 1:
             raise _fail(
                 f"a partial of '{kind}' is {REDUCTIONS[kind].floats} values, and an output holds one", reduction,
                 f"return {kind}(...), which is finished",
             )  # fmt: skip
         name = output.name if output else None
-        return Store(direction, reduction.args, F32, name, reduction=kind, finished=output is None)
+        apart = 0 if self.batch and not self._is_over_batch(reduction) else None
+        finished = output is None
+        return Store(direction, reduction.args, F32, name, reduction=kind, finished=finished, batch_dim=apart)
 
     def _kinds(self, value: Node) -> set[str]:
         """The finish kernels that a value needs."""
@@ -457,20 +477,54 @@ class _Lowering:
                     f"output '{output.name}' is {output.type.dtype}; this release stores bf16, f16 and f32",
                     output.value,
                 )
+            if self.batch:
+                self._check_of_batches(kind, output, reductions)
         values = [value for _, value in results] + list(kept)
         operands = self._operands([leaf for value in values for leaf in leaves_above(value, set(reductions))])
         if any(o.partial for o in operands):
             raise _fail("partials are read where other reductions are finished", values[0])
         above = walk(values, lambda n: n in reductions or is_leaf(n))
-        operands += size_operands(above, dim_size(self.columns if kind == "row" else self.rows))
+        batch = self.batch if any(map(self._is_over_batch, reductions)) else ()
+        operands += size_operands(above, dim_size(self.columns if kind == "row" else (*batch, *self.rows)))
         stored = tuple((value, output.name, output.type.dtype) for output, value in results)
-        return Finishing(kind, slots, tuple(reductions), operands, stored, kept)
+        return Finishing(kind, slots, tuple(reductions), operands, stored, kept, batch=batch)
+
+    def _check_of_batches(self, kind: str, output: Output, reductions: list[Node]) -> None:
+        """A finish kernel behind a batched product counts through the rows or columns of each batch, or through
+        columns alone; it knows no positions."""
+        over_batch = {self._is_over_batch(r) for r in reductions}
+        if len(over_batch) > 1:
+            raise _fail(
+                "columns are added up over each batch and over all batches; one kernel does one", output.value,
+                "return one of the two",
+            )  # fmt: skip
+        self._tensor_dims(output.type.dims, output.value, output.name)
+        each = {"row": self.rows, "column": self.columns, "total": ()}[kind]
+        counted = names_of(each if True in over_batch else (*self.batch, *each))
+        inside = walk([output.value], lambda n: self._is_reduction(n) or is_leaf(n))
+        positions = [n for n in inside if n.op in ("index", "pick") and n not in reductions]
+        if output.value.type.names != counted or positions:
+            message = f"output '{output.name}' is not made of reductions of a batched product alone"
+            raise _fail(f"{message}; it is lowered in a later release", output.value)
 
 
 def size_operands(nodes: Sequence[Node], *known: Size) -> tuple[Operand, ...]:
     """The sizes that a kernel is told, besides those that it knows: of the product, or what reductions run over."""
     sizes = dict.fromkeys(n.attr("expr") for n in nodes if n.op == "size")
     return tuple(Operand("", Space.UNIFORM, I64, size=s) for s in sizes if not s.is_Integer and s not in known)
+
+
+class Places(NamedTuple):
+    """Which dims of a tensor carry rows, columns (and how their lanes) and the batch; None: it does not vary."""
+
+    row: int | None
+    column: int | None
+    lanes: Lanes
+    batch: int | None
+
+
+def names_of(axes: Iterable[Axis]) -> frozenset[str]:
+    return frozenset(axis.name for axis in axes)
 
 
 # Operations without a C++ expression that are lowered by what they are; reductions are judged by their kind.

@@ -82,9 +82,9 @@ class Walk:
 
 @dataclass(frozen=True)
 class Operand:
-    """An entry of ``Launch.operands``: parameter ``arg`` read by the epilogue. ``row_dim``/``column_dim`` are the
-    tensor dims that carry rows and columns (None: broadcast). A TILE operand is fetched through TMA map ``map``
-    (its index in ``Launch.tiles``). ``size``: not a parameter, but a size as a number; its ``arg`` is "".
+    """An entry of ``Launch.operands``: parameter ``arg`` read by the epilogue. ``row_dim``/``column_dim``/``batch_dim``
+    are the tensor dims that carry rows, columns and the batch (None: broadcast). A TILE operand is fetched through TMA
+    map ``map`` (its index in ``Launch.tiles``). ``size``: not a parameter, but a size as a number; its ``arg`` is "".
     """
 
     arg: str
@@ -99,6 +99,7 @@ class Operand:
     gathered: bool = False  # a table [P, columns] whose rows are selected by a position
     size: Size | None = None
     partial: str | None = None  # "sum", ..: partials [count, rows], which are reduced where they are read
+    batch_dim: int | None = None
 
 
 @dataclass(frozen=True)
@@ -110,6 +111,8 @@ class Store:
     the rows. Partials go to output ``arg`` as [count][length] where the program returns them unfinished, else to the
     workspace, from where a Finishing reads them. kind "pick": one f32 for each row, the element of ``values[0]`` at the
     column ``values[1]``. kind "each": a value of each row, stored by the first tile that has the row.
+
+    Partials of columns are kept apart by batch where there is a ``batch_dim``; else they are of all batches.
     """
 
     kind: str
@@ -128,6 +131,7 @@ class Store:
         return self.kind == "tile" and self.dtype.bits < 32
 
     walk: Walk | None = None  # head-wise kernels, as in Operand
+    batch_dim: int | None = None
 
 
 class Tiled(Protocol):
@@ -158,6 +162,7 @@ class Finishing:
     results: tuple[tuple[Node, str, DType], ...]
     kept: tuple[Node, ...] = ()
     leaves: tuple[Node, ...] = ()  # of a row kernel: the values that the operands are
+    batch: Dim = ()  # reduced over as well
 
     @property
     def label(self) -> str:
@@ -166,7 +171,7 @@ class Finishing:
 
     def extent(self, plan: Tiled) -> Size:
         """The number of elements reduced over: ``Finish::extent``."""
-        return dim_size(plan.columns if self.kind == "row" else plan.rows)
+        return dim_size(plan.columns if self.kind == "row" else (*self.batch, *plan.rows))
 
 
 @dataclass(frozen=True)
@@ -230,8 +235,9 @@ class Plan:
 
     The accumulators hold the sum of ``terms``, whose operands all lie in memory as ``a_major`` and ``b_major`` say.
     ``lanes`` is 1 or 2; with 2, either the term has two weights or one whose column dim holds both lanes as ``b_lanes``
-    says. ``columns`` is the column dim of one lane. ``program`` is the program after lane unrolling: what the nodes in
-    the stores belong to, and ``products``, the value that each lane accumulates.
+    says. ``columns`` is the column dim of one lane. Where there is a ``batch``, each of its elements is a product of
+    ``rows`` of its own. ``program`` is the program after lane unrolling: what the nodes in the stores belong to, and
+    ``products``, the value that each lane accumulates.
     """
 
     name: str
@@ -250,6 +256,7 @@ class Plan:
     finishings: tuple[Finishing, ...]
     heads: Heads | None = None
     joined: tuple[int, ...] = ()  # not empty: the terms are not summed but lie side by side, beginning at these columns
+    batch: Dim = ()
 
     def arg(self, name: str) -> Arg:
         return next(a for a in self.args if a.name == name)

@@ -3,6 +3,8 @@
 The accumulators hold one product; or two that share their left operand, as two lanes; or a sum of products with equal
 result axes, over all their contracted axes one after the other: ``dg @ wg + du @ wu`` is one product whose contracted
 axis is the two, concatenated. Label of the sum: algebraic (f32 additions in the order of the one accumulation).
+
+Operands of three dims have the batch first: each of its elements is such a product.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ class Product:
     b_lanes: Lanes
     accumulators: tuple[Node, ...]  # of each lane
     joined: tuple[int, ...] = ()  # first column of each term, where they lie side by side
+    batch: Dim = ()
 
 
 def fail(message: str, node: Node | Param | None = None, hint: str | None = None) -> CodaError:
@@ -62,11 +65,11 @@ def find_product(program: Program, axes: Sequence[Axis]) -> Product:
     for other_a, other_b in operands[1:]:
         _check_alike(a, other_a)
         _check_alike(b, other_b)
-    rows, columns = first.type.dims
+    *batch, rows, columns = first.type.dims
     lane_axis, b_lanes, accumulators = _lanes(program, list(sums), columns, axes)
     if len(accumulators) == 2:
         _check_lanes(dots, sums[next(iter(sums))], b)
-    contractions = [d.args[0].type.dims[1] for d in dots]
+    contractions = [d.args[0].type.dims[-1] for d in dots]
     if len(sums) == 2:
         terms = [Term(a.name, (b.name, operands[1][1].name), contractions[0])]
     else:
@@ -74,7 +77,8 @@ def find_product(program: Program, axes: Sequence[Axis]) -> Product:
     if len(terms) > MAX_TERMS:
         raise fail(f"a sum of {len(terms)} products; one kernel takes up to {MAX_TERMS}", dots[-1])
     columns = tuple(axis for axis in columns if b_lanes is Lanes.NONE or axis != lane_axis)
-    return Product(tuple(terms), a.major, b.major, rows, columns, lane_axis, b_lanes, accumulators)
+    whole = sum(batch, ())
+    return Product(tuple(terms), a.major, b.major, rows, columns, lane_axis, b_lanes, accumulators, batch=whole)
 
 
 def _sums(program: Program) -> dict[Node, tuple[Node, ...]]:
@@ -144,7 +148,8 @@ class _Stored:
 
     @property
     def transposed_order(self) -> str:
-        return _order(self.node.type.dims[::-1])
+        *batch, rows, columns = self.node.type.dims
+        return _order([*batch, columns, rows])
 
 
 def _order(dims: Sequence[Dim]) -> str:

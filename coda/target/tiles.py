@@ -26,13 +26,13 @@ def rank_tiles(plan: Plan, dims: Mapping[str, int] | None = None, sms: int = DES
     first. Cooperative tiles only where there are at most two tiles a multiprocessor: they expose their epilogue,
     ping-pong hides it under the next tile.
     """
-    rows, columns = _evaluate(plan.rows, dims), _evaluate(plan.columns, dims)
     fitting = [t for t in TILES if legal_tile(t, plan)]
-    if rows is None or columns is None:
+    if (sizes := _sizes(plan, dims)) is None:
         return fitting
+    batches, rows, columns = sizes
 
     def tiles(tile: Tile) -> int:
-        return -(-rows // tile.m) * -(-columns * plan.lanes // tile.n)
+        return batches * -(-rows // tile.m) * -(-columns * plan.lanes // tile.n)
 
     def rank(tile: Tile) -> tuple[bool, int]:
         exposed = tile.schedule == "cooperative" and tiles(tile) > 2 * sms
@@ -49,15 +49,15 @@ def orders_of(tile: Tile) -> list[Tile]:
 def candidates(plan: Plan, dims: Mapping[str, int], sms: int = DESIGN_SMS) -> list[Tile]:
     """What is worth measuring at these sizes: each tile that takes the plan, the most promising first, in each order
     that makes a difference: none does where all tiles run at once, nor does a group wider than the grid."""
-    rows, columns = _evaluate(plan.rows, dims), _evaluate(plan.columns, dims)
-    if rows is None or columns is None:
-        missing = sorted({s.name for dim in (plan.rows, plan.columns) for s in dim_size(dim).free_symbols} - set(dims))
+    if (sizes := _sizes(plan, dims)) is None:
+        missing = sorted({s.name for dim in _dims(plan) for s in dim_size(dim).free_symbols} - set(dims))
         raise CodaError.of(f"the sizes of {', '.join(missing)} are not known", "give them with --dims")
+    batches, rows, columns = sizes
     found = []
     for tile in rank_tiles(plan, dims, sms):
         clusters_m = -(-rows // (tile.m * tile.cluster_m))
         clusters_n = -(-columns * plan.lanes // (tile.n * tile.cluster_n))
-        at_once = clusters_m * clusters_n * tile.cluster_m * tile.cluster_n <= sms
+        at_once = batches * clusters_m * clusters_n * tile.cluster_m * tile.cluster_n <= sms
         seen: set[tuple[str, int]] = set()
         for ordered in orders_of(tile):
             across = clusters_m if ordered.along == "n" else clusters_n
@@ -68,9 +68,15 @@ def candidates(plan: Plan, dims: Mapping[str, int], sms: int = DESIGN_SMS) -> li
     return found
 
 
-def _evaluate(dim: Dim, dims: Mapping[str, int] | None) -> int | None:
-    size = sympy.sympify(dim_size(dim)).subs({s: (dims or {}).get(s.name, s) for s in dim_size(dim).free_symbols})
-    return int(size) if size.is_Integer else None
+def _dims(plan: Plan) -> tuple[Dim, Dim, Dim]:
+    return plan.batch, plan.rows, plan.columns
+
+
+def _sizes(plan: Plan, dims: Mapping[str, int] | None) -> tuple[int, ...] | None:
+    """The sizes of batch (1 where there is none), rows and columns, if all are known."""
+    sizes = [sympy.sympify(dim_size(dim)) for dim in _dims(plan)]
+    known = [size.subs({s: (dims or {}).get(s.name, s) for s in size.free_symbols}) for size in sizes]
+    return tuple(map(int, known)) if all(size.is_Integer for size in known) else None
 
 
 def parse_tile(text: str) -> Tile:

@@ -41,7 +41,7 @@ def are_twins(kernels: Sequence[Kernel]) -> bool:
 
 def _form(plan: Plan) -> Any:
     """All of a plan that its kernel depends on; None where that is more than what is compared here."""
-    simple = len(plan.terms) == 1 and plan.heads is None and not plan.joined and not plan.finishings
+    simple = len(plan.terms) == 1 and plan.heads is None and not (plan.joined or plan.batch or plan.finishings)
     optional = any(a.optional for a in plan.args if not a.is_output)
     if not simple or optional or any(store.kind != "tile" for store in plan.stores):
         return None

@@ -48,12 +48,13 @@ def finished_by_readers(
 
 def _adds_up_rows(finish: Kernel, kernels: Sequence[Kernel]) -> bool:
     """Whether a finish kernel adds up values of rows of products, and nothing else."""
-    return all(
-        kernel.group is not None and kernel.group.kind != "M" and output.type.dims == kernel.group.dots[0].type.dims[:1]
-        for kernel in kernels
-        for output in kernel.program.outputs
-        if output.is_partial and output.name in finish.reads
-    )
+
+    def has_rows(kernel: Kernel, output: Output) -> bool:
+        group = kernel.group
+        return group is not None and group.kind != "M" and output.type.dims == group.dots[0].type.dims[:-1]
+
+    unfinished = ((k, o) for k in kernels for o in k.program.outputs if o.is_partial and o.name in finish.reads)
+    return all(has_rows(kernel, output) for kernel, output in unfinished)
 
 
 def _with(program: Program, finish: Program, returned: Sequence[Output]) -> Program:

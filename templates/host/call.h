@@ -24,17 +24,19 @@ struct Call {
   // The step that is being launched: see `begin`.
   Step const* step;
   int64_t rows, columns;   // columns of one lane
+  int64_t batches;         // each of `rows` rows; 1 where there is no batch
   Variant const* variant;  // of a GEMM
 };
 
 // The variant with the least waves x tile area, the first of equals. The number of multiprocessors is that of the
 // description, not of the device: partial sums and bits must not depend on the board.
-inline Variant const& select(Program const& program, Gemm const& gemm, int64_t rows, int64_t columns) {
+inline Variant const& select(Program const& program, Gemm const& gemm, int64_t rows, int64_t columns,
+                             int64_t batches = 1) {
   Variant const* best = nullptr;
   int64_t least = 0;
   for (int i = 0; i < gemm.variant_count; ++i) {
     Variant const& v = gemm.variants[i];
-    int64_t tiles = ceil_div(rows, v.tile_m) * ceil_div(columns, v.columns);
+    int64_t tiles = ceil_div(rows, v.tile_m) * ceil_div(columns, v.columns) * batches;
     int64_t cost = ceil_div(tiles, program.design_sms) * v.tile_m * v.tile_n;
     if (!best || cost < least) best = &v, least = cost;
   }
@@ -50,7 +52,8 @@ inline void begin(Call& call, Step const& step) {
   call.step = &step;
   call.rows = call.sizes.value(step.rows);
   call.columns = call.sizes.value(step.columns);
-  call.variant = step.gemm ? &select(*call.program, *step.gemm, call.rows, call.columns) : nullptr;
+  call.batches = step.gemm ? call.sizes.value(step.gemm->batch) : 1;
+  call.variant = step.gemm ? &select(*call.program, *step.gemm, call.rows, call.columns, call.batches) : nullptr;
 }
 
 // The blocks of a part of a row kernel that leave partial results, in each group of rows. Sizes alone decide: bits must
@@ -103,11 +106,23 @@ inline Counts counts(Call const& call, RowPartials const& partials) {
 // Of the partials in a slot; behind the stores there are values of rows, which a finish kernel reduces to one.
 inline Counts counts(Call const& call, int slot) {
   if (call.step->row) return counts(call, call.step->row->partials[slot]);
-  if (slot >= call.step->store_count) return {call.rows, 1};
-  StoreKind kind = call.step->stores[slot].kind;
-  if (kind == StoreKind::kPick) return {call.columns > 0, call.rows};
-  bool of_rows = kind == StoreKind::kRow;
-  return {partials(*call.variant, of_rows, call.rows, call.columns), of_rows ? call.rows : call.columns};
+  int64_t rows = call.rows * call.batches;
+  if (slot >= call.step->store_count) return {rows, 1};
+  Store const& store = call.step->stores[slot];
+  if (store.kind == StoreKind::kPick) return {call.columns > 0, rows};
+  bool of_rows = store.kind == StoreKind::kRow;
+  int64_t count = partials(*call.variant, of_rows, call.rows, call.columns);
+  if (of_rows) return {count, rows};
+  return store.batch_dim < 0 ? Counts{count * call.batches, call.columns} : Counts{count, call.columns * call.batches};
+}
+
+// Bytes from the partials of one batch to those of the next.
+inline int64_t partial_step(Call const& call, int slot) {
+  Store const& store = call.step->stores[slot];
+  Counts c = counts(call, slot);
+  bool of_all = store.kind == StoreKind::kColumn && store.batch_dim < 0;
+  int64_t values = of_all ? c.count / call.batches * c.length : c.length / call.batches;
+  return values * store.floats * int64_t(sizeof(float));
 }
 
 inline coda::Operand partial_operand(void* at, StoreKind kind, Counts c) {

@@ -80,6 +80,7 @@ struct Operand {
   int64_t absent_integer;  // as `absent`, of an integer operand
   Extent size;             // the number that an operand stands for which is no argument (arg -1)
   bool partials;           // [count, rows], reduced where it is read
+  int batch_dim = -1;
 };
 
 enum class StoreKind : uint8_t { kTile, kRow, kColumn, kHead, kPick, kTotal, kEach };
@@ -91,6 +92,7 @@ struct Store {
   Lanes lanes;
   Walk walk;
   int floats;  // f32 values of one partial
+  int batch_dim = -1;  // of partials of columns: -1 if they are of all batches
 };
 
 // How one loop steps through a tensor: scale x the stride of a dim; -1: it does not vary; -2: `scale` elements.
@@ -166,6 +168,8 @@ struct Gemm {
   int operand_count;
   Variant const* variants;
   int variant_count;
+  bool batched = false;      // rows are those of one batch
+  Extent batch = {0, -1, 1};
 };
 
 // -- row and map kernels: coda/target/rowplan.py ---------------------------------------------------------------------

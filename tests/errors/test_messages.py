@@ -63,6 +63,12 @@ CONSUMER = "x: bf16[M, K], w: bf16[N, K], s: partial[sum, K] f32[M]"
 TYPES = {
     "contraction_of_different_axes": linear("return x @ w: bf16"),
     "contraction_of_vector": linear("return r @ w: bf16"),
+    "batch_on_the_left": linear("return x @ w.T: bf16", "x: bf16[B, M, K], w: bf16[N, K]"),
+    "batch_on_the_right": linear("return x @ w: bf16", "x: bf16[M, K], w: bf16[B, K, N]"),
+    "two_batches": linear("return x @ w: bf16", "x: bf16[B, M, K], w: bf16[E, K, N]"),
+    "contraction_in_a_batch": linear("return x @ w: bf16", "x: bf16[B, M, K], w: bf16[B, N, K]"),
+    "product_of_four_dims": linear("return x @ w: bf16", "x: bf16[A, B, M, K], w: bf16[A, B, K, N]"),
+    "transposed_vector": linear("return x @ (x @ r.T): bf16"),
     "product_of_two_dtypes": linear("return x @ w.T: bf16", "x: bf16[M, K], w: f16[N, K]"),
     "product_of_integers": linear("return x @ w.T: f32", "x: s8[M, K], w: s8[N, K]"),
     "square_without_second_axis": linear("return x @ w.T: bf16", "x: bf16[M, D], w: bf16[D, D]"),

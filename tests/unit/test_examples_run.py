@@ -36,6 +36,10 @@ def residual(i) -> Tensor:
     return i.x + i.o @ i.w.T
 
 
+def batched(i) -> Tensor:
+    return i.x + (i.scale[:, None] * i.weight)[..., None] * (i.a @ i.w.mT + i.bias[:, None])
+
+
 def gate_up(i, activation: Callable[[Tensor], Tensor]) -> Tensor:
     return activation(i.r[:, None] * (i.n @ i.w_gate.T)) * (i.r[:, None] * (i.n @ i.w_up.T))
 
@@ -134,6 +138,10 @@ EXPECTED: dict[str, Callable] = {
     "linear_bias_gelu": lambda i: (gelu_tanh(i.x @ i.w.T + i.bias),),
     "linear_f16": lambda i: (i.x @ i.w.T + i.bias,),
     "linear_gpt2": lambda i: (gelu_tanh(i.x @ i.w + i.bias),),
+    "batched_gated": lambda i: (
+        F.silu(i.x @ i.w_gate.mT + i.b_gate[:, None]) * (i.x @ i.w_up.mT + i.b_up[:, None]),
+    ),
+    "batched_linear": lambda i: (h := batched(i), h.square().sum(2), h.sum(1)),
     "lora": lambda i: (i.x @ i.w.T + i.h @ i.b.T,),
     "dgrad": lambda i: (i.dy @ i.w + i.dx_in,),
     "dgrad_gate_up": lambda i: (i.dg @ i.w_gate + i.du @ i.w_up,),
