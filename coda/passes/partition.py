@@ -277,7 +277,8 @@ class _Partitioner:
     def kernels(self, roots: list[Node]) -> list[Kernel]:
         """The kernel of some stored values, and the finish kernel behind it where some are late."""
         late = [n for n in roots if n in self.late and n.op != "partial"]
-        partials = {n: self.partial(n) for n in self.closure(late) if self.is_unfinished(n)}
+        begun = [n for n in self.closure(late) if n in late or n not in self.stored]
+        partials = {n: self.partial(n) for n in begun if self.is_unfinished(n)}
         outputs = [o for n in roots if n not in late for o in self.writes(n)]
         outputs += [o for o in partials.values() if o not in outputs]
         group = self.schedule.group(self.stage[roots[0]])

@@ -61,7 +61,7 @@ class Schedule:
                 leads.add(node)
             if node in self.late and any(u in leads and self.stage[u] in (stage, stage + 1) for u in users[node]):
                 leads.add(node)
-        return {n for n in leads if n in self.late and is_reduction(n) and is_along_rows(n)}
+        return {n for n in leads if n in self.late and is_reduction(n) and is_in_a_row(n)}
 
     def group(self, stage: int) -> Group | None:
         """The products of an even stage."""
@@ -87,7 +87,7 @@ class Schedule:
         width = sympy.Mul(*sizes)
         if width.is_Integer and width <= LOCAL_COLUMNS and is_along_rows(reduction):
             return True
-        return (stage == 0 or stage % 2 == 1) and is_along_rows(reduction)
+        return (stage == 0 or stage % 2 == 1) and is_in_a_row(reduction)
 
 
 def in_memory(program: Program) -> set[Node]:
@@ -112,3 +112,25 @@ def is_along_rows(reduction: Node) -> bool:
             break
         frontier = [a for n in frontier for a in n.args if a.type.names == operand.type.names]
     return not {a.name for a in memory.type.dims[0]} & set(reduction.attr("axes"))
+
+
+def is_in_a_row(reduction: Node) -> bool:
+    """Whether a kernel that owns whole rows finishes a reduction."""
+    return is_along_rows(reduction) and not is_scattered(reduction)
+
+
+def is_scattered(reduction: Node) -> bool:
+    """Whether what a reduction of several axes adds up is no one loop of a row: heads that are cut into pieces."""
+    (operand,) = reduction.args
+    inner = {a.name for a in operand.type.axes if a.name in reduction.attr("axes")}
+    inner -= {next(a.name for a in operand.type.axes if a.name in inner)}
+    frontier = [operand] if inner else []
+    while frontier:
+        for node in frontier:
+            joined, cut = node.op in ("concat", "stack"), node.op == "part"
+            if (joined and node.attr("axis").name in inner) or (cut and node.attr("into").name in inner):
+                return True
+        frontier = list(
+            dict.fromkeys(a for n in frontier if not is_reduction(n) and n.op not in ANCHORS for a in n.args)
+        )
+    return False

@@ -145,6 +145,15 @@ def _concat_of_parts(node: Node) -> Node | None:
     return first.args[0]
 
 
+def _joined_roundings(node: Node) -> Node | None:
+    """A stack or concat of values that are all rounded alike is rounded as a whole: what is linear stays together."""
+    first = node.args[0]
+    if any(a.op != "cast" or a.attrs != first.attrs or a.args[0].dtype != first.args[0].dtype for a in node.args):
+        return None
+    whole = build(node.op, *(a.args[0] for a in node.args), span=node.span, **dict(node.attrs))
+    return build("cast", whole, span=node.span, **dict(first.attrs))
+
+
 def _part(whole: Node, axis: Axis, start: sympy.Expr, into: Axis) -> Node:
     return build("part", whole, axis=axis.name, start=start, into=into)
 
@@ -209,6 +218,7 @@ RULES = (
     Rule("stack of all slices", ("stack",), _stack_of_slices),
     Rule("part of concat", ("part",), _part_of_concat),
     Rule("concat of all parts", ("concat",), _concat_of_parts),
+    Rule("join of roundings", ("stack", "concat"), _joined_roundings),
     Rule("x * 1, x / 1", ("mul", "div"), _times_one),
     Rule("x + -0.0", ("add",), _plus_negative_zero),
     Rule("x - 0.0", ("sub",), _minus_zero),

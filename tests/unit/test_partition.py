@@ -22,7 +22,7 @@ from coda.runtime.binding import bind, shapes_of
 from coda.runtime.blocks import evaluate_partition
 from coda.runtime.inputs import random_inputs
 from coda.runtime.reference import evaluate
-from coda.target.blocks import _by_time
+from coda.target.blocks import _by_time, lower_program
 from tests.gradients import check_text
 from tests.programs import random_epilogue, tour
 from tests.support import program, same
@@ -201,3 +201,22 @@ def test_ways_to_lower_are_tried_by_their_estimated_time():
     times = [partition(backward, most).seconds({}) for most in _by_time(backward, {})]
     assert times == sorted(times)
     assert len(set(times)) == len(times) > 1
+
+
+# Statistics of one stage that another reads.
+
+
+def test_a_sum_over_heads_in_pieces_is_finished_before_rows_read_it():
+    """A row of heads cut in halves is no one loop: the rows that read its sum are those of a kernel behind it. What is
+    finished there is not begun again where a later sum reads it."""
+    p = program("""program p(a: f32[M, (H=4 f=96)], b: f32[M, (H f)], x: f32[M, D], y: bf16[M, D], w: bf16[N, D]) {
+        dim d = 192
+        s = sum(concat(a, b, d = f | f), (H d))
+        q = sum(x * s * x, D)
+        z = cast(y @ w.T, bf16)
+        return t = sum(z * z, N) * s + q: f32[M], v = x * s: bf16[M, D]
+    }""")
+    kernels = check(p, SIZES).kernels
+    assert [k.kind for k in kernels] == ["map", "finish", "row", "gemm", "finish"]
+    assert kernels[3].reads == {"y", "w"} and kernels[4].reads >= {"s", "q"}
+    lower_program(p)

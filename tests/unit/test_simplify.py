@@ -23,6 +23,8 @@ CASES = {  # expression, what is left of it, declared type
     "layout as it was": ("layout(layout(x, [N, M]), [M, N]) * y", "x * y", "f32"),
     "slice of stack": ("stack(f, 2.0 * f, t).t[1]", "2.0 * f", "f32"),
     "stack of all slices": ("stack(z.s[0], z.s[1], s)", "layout(z, [M, N, s])", "f32[M, (s N)]"),
+    "joined roundings": ("stack(cast(f, bf16), cast(-f, bf16), t)", "cast(stack(f, -f, t), bf16)", "bf16[M, (N t)]"),
+    "joined roundings of two kinds": ("stack(cast(f, bf16), cast(f, f16), t)", None, "f32[M, (N t)]"),
     "slice of the wrong stack": ("stack(z.s[1], z.s[0], s)", None, "f32[M, (s N)]"),
     "x * 1": ("1.0 * f", "f", "f32"),
     "integer one": ("f * 1", "f", "f32"),
