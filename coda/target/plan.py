@@ -296,8 +296,9 @@ class Tile:
 
     @property
     def kernel(self) -> str:
-        """What its device code is called."""
-        return f"{self.m}x{self.n}" + ("" if self.schedule == "pingpong" else "_coop")
+        """What its device code is called; ``_c1``: in clusters of one, where others have two below each other."""
+        schedule = "" if self.schedule == "pingpong" else "_coop"
+        return f"{self.m}x{self.n}{schedule}" + ("" if self.cluster_m == 2 else f"_c{self.cluster_m}")
 
     @property
     def name(self) -> str:

@@ -13,6 +13,8 @@ from coda.ir import Dim, dim_size
 from coda.target.legality import DESIGN_SMS, legal_tile
 from coda.target.plan import ORDERS, TILES, Plan, Tile, Variant
 
+MOST_WASTED = 0.1  # of the tiles, where the last cluster of each batch is not full
+
 
 def choose_tile(plan: Plan, dims: Mapping[str, int] | None = None, sms: int = DESIGN_SMS) -> Tile:
     """The tile for given axis sizes (axes that are not given: the default tile): the first of ``rank_tiles``."""
@@ -24,12 +26,14 @@ def rank_tiles(plan: Plan, dims: Mapping[str, int] | None = None, sms: int = DES
 
     Least work on the busiest multiprocessor, ``ceil(tiles / SMs) * TileM * TileN``; among equals the one listed
     first. Cooperative tiles only where there are at most two tiles a multiprocessor: they expose their epilogue,
-    ping-pong hides it under the next tile.
+    ping-pong hides it under the next tile. Tiles of a batch are in clusters of two only where that wastes little.
     """
     fitting = [t for t in TILES if legal_tile(t, plan)]
     if (sizes := _sizes(plan, dims)) is None:
         return fitting
     batches, rows, columns = sizes
+    if plan.batch:
+        fitting = [_clustered(tile, rows) for tile in fitting]
 
     def tiles(tile: Tile) -> int:
         return batches * -(-rows // tile.m) * -(-columns * plan.lanes // tile.n)
@@ -39,6 +43,13 @@ def rank_tiles(plan: Plan, dims: Mapping[str, int] | None = None, sms: int = DES
         return exposed, -(-tiles(tile) // sms) * tile.m * tile.n
 
     return sorted(fitting, key=rank)
+
+
+def _clustered(tile: Tile, rows: int) -> Tile:
+    """The tile by itself where clusters of two would compute too many tiles beyond the last row of each batch: 128 rows
+    would cost what 256 do."""
+    count = -(-rows // tile.m)
+    return replace(tile, cluster_m=1) if -count % tile.cluster_m > MOST_WASTED * count else tile
 
 
 def orders_of(tile: Tile) -> list[Tile]:
@@ -81,12 +92,13 @@ def _sizes(plan: Plan, dims: Mapping[str, int] | None) -> tuple[int, ...] | None
 
 def parse_tile(text: str) -> Tile:
     """'128x192', '128x256_coop' or '128x192_s4' to a tile that is offered. Raises CodaError naming those that are."""
-    names = {ordered.name: ordered for t in TILES for ordered in orders_of(t)}
+    alone = [replace(t, cluster_m=1) for t in TILES]
+    names = {ordered.name: ordered for t in (*TILES, *alone) for ordered in orders_of(t)}
     if text in names:
         return names[text]
     others = " or ".join(t.name.removeprefix(t.kernel) for t in orders_of(TILES[0])[1:])
     hint = f"tiles to choose from: {', '.join(t.name for t in TILES)}; with {others} behind it, in another order"
-    if not re.fullmatch(r"\d+x\d+(_coop)?(_s\d+m?)?", text):
+    if not re.fullmatch(r"\d+x\d+(_coop)?(_c1)?(_s\d+m?)?", text):
         raise CodaError.of(f"'{text}' is not a tile; write TileM x TileN as in 128x192", hint)
     raise CodaError.of(f"tile {text} is not offered", hint)
 

@@ -18,7 +18,7 @@ from coda.target import TILES, lower
 from coda.target.blocks import lower_program
 from coda.target.legality import select
 from coda.target.plan import Major, Space
-from coda.target.tiles import choose_tile, variants
+from coda.target.tiles import candidates, choose_tile, rank_tiles, variants
 from tests.gradients import check_gradients, check_text
 
 SIZES = {"B": 3, "M": 5, "N": 8, "K": 4, "F": 6, "D": 4}
@@ -114,6 +114,7 @@ def test_the_tile_is_chosen_for_all_batches() -> None:
     built = variants(plan, TILES)
     for batches, rows, columns in ((1, 256, 256), (33, 256, 256), (64, 1000, 520)):
         chosen = choose_tile(plan, {"B": batches, "M": rows, "N": columns})
+        assert chosen.cluster_m == 2, "a multiple of two tiles, or so many that one more does not matter"
 
         def work(tile, batches=batches, rows=rows, columns=columns):
             tiles = batches * -(-rows // tile.m) * -(-columns // tile.n)
@@ -121,6 +122,18 @@ def test_the_tile_is_chosen_for_all_batches() -> None:
 
         assert work(chosen) == min(work(t) for t in TILES if t.schedule == "pingpong" or work(t) < work(chosen))
         assert work(select(built, rows, columns, batches).tile) == min(work(t) for t in TILES)
+
+
+@pytest.mark.parametrize(("rows", "cluster"), [(1, 1), (128, 1), (129, 2), (256, 2), (300, 1), (512, 2), (1400, 2)])
+def test_few_rows_are_no_clusters_of_two(rows: int, cluster: int) -> None:
+    """Which would compute twice the tiles of 128 rows, and four for three; what has no batch has always two."""
+    plan = lower(program("weight_rows"))
+    sizes = {"B": 64, "M": rows, "N": 512, "K": 256}
+    tiles = {t.m: t.cluster_m for t in rank_tiles(plan, sizes)}
+    assert tiles[128] == cluster
+    assert {t.cluster_m for t in candidates(plan, sizes) if t.m == 128} == {cluster}
+    plain = lower(load("program p(x: bf16[M, K], w: bf16[N, K]) {\n return x @ w.T: bf16\n}\n").programs["p"])
+    assert {t.cluster_m for t in rank_tiles(plain, sizes)} == {2}
 
 
 REFUSED = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -86,8 +87,10 @@ def test_candidates_need_sizes() -> None:
 
 
 def test_names_are_read_back() -> None:
-    for tile in (ordered for t in TILES for ordered in orders_of(t)):
+    alone = [replace(t, cluster_m=1) for t in TILES]
+    for tile in (ordered for t in (*TILES, *alone) for ordered in orders_of(t)):
         assert parse_tile(tile.name) == tile
+        assert legal_tile(tile)
     with pytest.raises(CodaError, match="tile 128x128_s2 is not offered"):
         parse_tile("128x128_s2")
     with pytest.raises(CodaError, match=r"with _s4 or _s8m behind it, in another order"):
