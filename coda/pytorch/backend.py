@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, fx
 from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils._pytree import tree_leaves
 
 from coda.errors import CodaError
 from coda.pytorch.autocast import enters_autocast
@@ -22,6 +23,7 @@ from coda.pytorch.config import Config
 from coda.pytorch.graph import CHECKPOINT, capture
 from coda.pytorch.loss import fuse_losses
 from coda.pytorch.prebuild import prebuild
+from coda.pytorch.refusal import Refusal
 from coda.pytorch.report import Report
 from coda.pytorch.rewrite import rewrite
 
@@ -34,36 +36,58 @@ def coda(
     """The backend: ``options`` are those of Config, ``mode`` is Inductor's."""
     config = Config.of(options)
     compiler: Callable[..., Compiled] = compile_without_autocast
-    if reason := refusal(gm):
-        report, compiler = Report.refused(gm, reason), compile_rest
-    else:
-        gm = capture(gm)
-        losses = fuse_losses(gm, "low" if config.fuse_loss == "low" else "fast") if config.fuse_loss else []
-        rewritten = rewrite(gm, config, torch.is_grad_enabled())
-        prebuild(rewritten.fused)
-        report = Report.of(gm, rewritten, losses)
+    try:
+        gm, report = fused(gm, config)
+    except Refusal as refusal:
+        report, compiler = Report.refused(gm, str(refusal)), compile_rest
     report.publish(config.verbose)
     if config.fallback == "error" and report.unfused:
         raise CodaError.of(f"not fused: {report.unfused[0]}", "fallback='inductor' leaves it to Inductor")
     return compiler(gm, inputs, mode or config.mode, config)
 
 
-def refusal(gm: fx.GraphModule) -> str | None:
-    """Why a graph stays with Inductor as it is."""
+def fused(gm: fx.GraphModule, config: Config) -> tuple[fx.GraphModule, Report]:
+    """A graph with its regions as calls of programs. Raises Refusal where it stays with Inductor as it is."""
+    refuse(gm)
+    if has_dtensors(gm):
+        from coda.pytorch.dtensor import on_local_parts
+
+        return on_local_parts(gm, lambda captured: rewritten(captured, config))
+    captured = capture(gm)
+    return captured, rewritten(captured, config)
+
+
+def rewritten(gm: fx.GraphModule, config: Config) -> Report:
+    """What becomes of a captured graph, which is rewritten in place."""
+    losses = fuse_losses(gm, "low" if config.fuse_loss == "low" else "fast") if config.fuse_loss else []
+    done = rewrite(gm, config, torch.is_grad_enabled())
+    prebuild(done.fused)
+    return Report.of(gm, done, losses)
+
+
+def refuse(gm: fx.GraphModule) -> None:
+    """Raise Refusal where a graph stays with Inductor as it is."""
     examples = [n.meta.get("example_value") for n in gm.graph.nodes if n.op == "placeholder"]
     tensors = [x for x in examples if isinstance(x, Tensor)]
     if not tensors:
-        return "it has no tensors"
-    wrapped = next((x for x in tensors if is_traceable_wrapper_subclass(x)), None)
-    if wrapped is not None:
-        return (
-            f"it works on {type(wrapped).__name__}s, whose local parts this backend does not see: compile what runs on "
-            "the local parts"
-        )
+        raise Refusal("it has no tensors")
+    for x in tensors:
+        if is_traceable_wrapper_subclass(x) and not is_dtensor(x):
+            raise Refusal(
+                f"it works on {type(x).__name__}s, whose local parts this backend does not see: compile what runs on "
+                "the local parts"
+            )
     inner = [n for n in gm.graph.nodes if isinstance(n.target, HigherOrderOperator) and n.target is not CHECKPOINT]
     if inner and enters_autocast(gm):
-        return f"it runs '{inner[0].target.name()}' under autocast, which does not reach into it here"
-    return None
+        raise Refusal(f"it runs '{inner[0].target.name()}' under autocast, which does not reach into it here")
+
+
+def has_dtensors(gm: fx.GraphModule) -> bool:
+    return any(is_dtensor(x) for n in gm.graph.nodes for x in tree_leaves(n.meta.get("example_value")))
+
+
+def is_dtensor(x: Any) -> bool:
+    return is_traceable_wrapper_subclass(x) and type(x).__name__ == "DTensor"
 
 
 def compile_rest(gm: fx.GraphModule, inputs: Sequence[Any], mode: str | None, config: Config) -> Compiled:

@@ -1,0 +1,151 @@
+"""The calls on DTensors go back into a graph on local parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.distributed.tensor import DTensor, Replicate
+from torch.fx.node import map_arg
+
+from coda.pytorch.dtensor.graph import Local, OnDTensors, Spread, example
+from coda.pytorch.dtensor.layout import Placements, of_gradient
+from coda.pytorch.graph import bodies
+from coda.pytorch.refusal import Refusal
+
+
+def restore(gm: fx.GraphModule, local: Local) -> None:
+    """Write the opaque calls of a captured graph, and of the graphs that it calls, as Dynamo did, in place. Inputs and
+    results are those of Dynamo's graph again."""
+    inputs = dict(zip(_placeholders(local.dynamo), _placeholders(gm), strict=True))
+    writer = _Writer(gm.graph, local, inputs)
+    for was, node in inputs.items():
+        if isinstance(x := example(was), DTensor):
+            writer.part_of_input(node, x)
+    writer.run()
+    writer.wrap_results(local.dynamo.graph.output_node())
+    _finish(gm)
+    for body, _ in bodies(gm):
+        _restore_body(body, local)
+
+
+def _restore_body(gm: fx.GraphModule, local: Local) -> None:
+    _Writer(gm.graph, local, {}).run()
+    _finish(gm)
+    for body, _ in bodies(gm):
+        _restore_body(body, local)
+
+
+def _finish(gm: fx.GraphModule) -> None:
+    gm.graph.lint()
+    gm.recompile()
+
+
+def _placeholders(gm: fx.GraphModule) -> list[fx.Node]:
+    return list(gm.graph.find_nodes(op="placeholder"))
+
+
+class _Writer:
+    """Writes calls on DTensors into one graph; ``inputs`` are its placeholders by those of Dynamo's graph."""
+
+    def __init__(self, graph: fx.Graph, local: Local, inputs: Mapping[fx.Node, fx.Node]):
+        self.graph, self.local, self.inputs = graph, local, inputs
+
+    def part_of_input(self, node: fx.Node, x: DTensor) -> None:
+        node.meta |= {"example_value": x, "val": x}
+        users = list(node.users)
+        with self.graph.inserting_after(node):
+            part = self.graph.call_function(to_local(x.placements), (node,))
+        for user in users:
+            user.replace_input_with(node, part)
+        self.take_spreads(part, x.placements)
+
+    def run(self) -> None:
+        self.graph.eliminate_dead_code()
+        for node in list(self.graph.nodes):
+            if (what := self.local.called(node)) is None or not node.users:  # one that was taken has none
+                continue
+            with self.graph.inserting_before(node):
+                made = self.spread(node, what) if isinstance(what, Spread) else self.on_dtensors(node, what)
+            node.replace_all_uses_with(made)
+            self.graph.erase_node(node)
+            if isinstance(what, OnDTensors) and isinstance(x := example(what.node), DTensor):
+                self.take_spreads(made, x.placements)
+
+    def spread(self, node: fx.Node, what: Spread) -> fx.Node:
+        replicas = (Replicate(),) * what.mesh.ndim
+        (part,) = node.args[0]
+        laid = self.graph.call_function(from_local(what.mesh, replicas), (part,))
+        return self.graph.call_function(to_local(replicas, what.dims), (laid,))
+
+    def take_spreads(self, part: fx.Node, placements: Placements) -> None:
+        """Let ``to_local`` do what comes right behind it: its gradient is then added over the ranks by what made the
+        DTensor, a gather of rows by a reduce-scatter."""
+        spreads = {node: self.local.called(node) for node in part.users}
+        dims = {what.dims for what in spreads.values() if isinstance(what, Spread)}
+        if len(dims) != 1 or not all(isinstance(what, Spread) for what in spreads.values()):
+            return
+        part.target = to_local(placements, *dims)
+        for node in spreads:
+            node.replace_all_uses_with(part)
+            self.graph.erase_node(node)
+
+    def on_dtensors(self, node: fx.Node, what: OnDTensors) -> fx.Node:
+        """The call of Dynamo's graph on DTensors that are made from local parts, and the local part of its result."""
+        written: dict[fx.Node, fx.Node] = dict(self.inputs)
+        for operand, part in zip(what.operands, node.args[0], strict=True):
+            x = example(operand)
+            written[operand] = self.graph.call_function(whole(x), (part,)) if isinstance(x, DTensor) else part
+        made, x = self.written(what.node, written), example(what.node)
+        return self.graph.call_function(to_local(x.placements), (made,)) if isinstance(x, DTensor) else made
+
+    def written(self, node: fx.Node, there: dict[fx.Node, fx.Node]) -> fx.Node:
+        """A node of Dynamo's graph, and what it reads, in this one."""
+        if node not in there:
+            if node.op == "placeholder":
+                raise Refusal(f"'{node.name}' is no input of a checkpointed graph")
+            args, kwargs = map_arg((node.args, node.kwargs), lambda a: self.written(a, there))
+            there[node] = self.graph.create_node(node.op, node.target, args, kwargs)
+        return there[node]
+
+    def wrap_results(self, dynamo: fx.Node) -> None:
+        """Give back DTensors where Dynamo's graph does."""
+        output = self.graph.output_node()
+        results = list(output.args[0])
+        with self.graph.inserting_before(output):
+            for i, was in enumerate(dynamo.args[0]):
+                if isinstance(was, fx.Node) and isinstance(x := example(was), DTensor):
+                    results[i] = self.graph.call_function(whole(x), (results[i],))
+        output.args = (tuple(results),)
+
+
+# Functions that a graph can call.
+
+
+def to_local(placements: Placements, summed: frozenset[int] = frozenset()) -> Callable[[DTensor], Tensor]:
+    """``to_local`` of a DTensor whose gradient is a part of a sum on some mesh dims."""
+    placements = of_gradient(placements, summed)
+
+    def to_local(x: DTensor) -> Tensor:
+        return x.to_local(grad_placements=placements)
+
+    return to_local
+
+
+def from_local(mesh: Any, placements: Placements, **geometry: Any) -> Callable[[Tensor], DTensor]:
+    mesh = getattr(mesh, "real_obj", mesh)
+
+    def from_local(part: Tensor) -> DTensor:
+        return DTensor.from_local(part, mesh, placements, run_check=False, **geometry)
+
+    return from_local
+
+
+def whole(x: DTensor) -> Callable[[Tensor], DTensor]:
+    """``from_local`` that makes DTensors like one. Shape and strides are told where they are numbers: shards may differ
+    in size."""
+    fixed = not any(isinstance(s, torch.SymInt) for s in (*x.shape, *x.stride()))
+    geometry = {"shape": torch.Size(x.shape), "stride": tuple(x.stride())} if fixed else {}
+    return from_local(x.device_mesh, x.placements, **geometry)
