@@ -65,8 +65,9 @@ class _Side:
     def of(cls, dot: Node, index: int) -> _Side | None:
         """None where no row factor would leave, or there is not exactly one tile."""
         value, peeled = dot.args[index], set()
-        inner = frozenset(a.name for a in value.type.dims[-2 if index else -1])
-        outer = value.type.names - inner
+        contracted = frozenset(a.name for a in value.type.dims[-2 if index else -1])
+        batch = frozenset(a.name for dim in value.type.dims[:-2] for a in dim)  # what varies over it alone is a number
+        outer, inner = value.type.names - contracted, contracted | batch
         while value.op in ("transpose", "layout") or (value.op == "cast" and is_rounding(value)):
             peeled.add(value)
             (value,) = value.args

@@ -80,6 +80,15 @@ def test_rewrites_change_no_value(name: str) -> None:
         assert any(note.rule == "delay_norm" and note.label is not None for note in notes), "the norm moves behind"
 
 
+def test_a_factor_of_each_batch_stays_where_it_is() -> None:
+    """It is a number to its product, not a factor of rows: no other matrix is written to have it behind the product."""
+    text = "x: bf16[B, M, K], w: bf16[B, N, K], t: f32[B], r: f32[B, M]) {\n return t * r * (x @ w.T): bf16\n}\n"
+    gradients, notes = derive(load(f"program p({text}").programs["p"])
+    assert not any(note.rule == "delay_norm" and note.label is not None for note in notes)
+    operands = [n.args[0] for n in gradients.backward.nodes() if n.op == "dot"]
+    assert len({x.args[0] if x.op == "transpose" else x for x in operands}) == 1, "both read one d_acc"
+
+
 def test_operands_by_what_they_vary_over() -> None:
     plan = lower(program("operands"))
     spaces = {o.arg: (o.space, o.batch_dim, o.row_dim, o.column_dim) for o in plan.operands}
