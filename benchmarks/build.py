@@ -27,7 +27,7 @@ from coda.frontend import load_path
 from coda.ir import Program
 from coda.printer import print_program
 from coda.target import TILES, lower, parse_tile, rank_tiles
-from coda.target.blocks import lower_kernel
+from coda.target.blocks import lower_program
 from coda.target.legality import legal_tile
 
 ROWS = 8192
@@ -76,7 +76,8 @@ def _items(args: argparse.Namespace) -> Iterator[Job]:
         kernels: Sequence[Program] = [k for name in args.items for k in ours.kernels(model).get(name, ())]
         for kernel in kernels:
             dims = ours.sizes_of(model, ROWS)
-            for tile in rank_tiles(lower_kernel(kernel), dims)[: args.best]:
+            leader = lower_program(kernel).gemms[0]  # a launch of several products has one tile
+            for tile in rank_tiles(leader, dims)[: args.best]:
                 yield Job(print_program(kernel), tile.name, dims, ours.file(args.folder, model, kernel, tile.name))
 
 

@@ -205,7 +205,9 @@ class RowPlan:
     def variants(self) -> tuple[RowVariant, ...]:
         """The kernels that are built, in order of preference; the last one takes any layout."""
         words = max(part.held_words for part in self.parts)
-        counts: tuple[int, ...] = (1, 2) if self.kind == "map" else (1, 2, 4)
+        counts: tuple[int, ...] = (1, 2, 4)
+        if self.kind == "map":  # what a thread asks for at once decides how much of the bandwidth is used
+            counts = (1, 4 if 4 * words <= HELD_WORDS // 2 else 2)
         if (most := self._octets()) is not None:
             counts = counts[: next((i for i, n in enumerate(counts, 1) if n * TEAM_THREADS >= most), len(counts))]
         fitting = [n for n in counts if n == 1 or n * words <= HELD_WORDS]

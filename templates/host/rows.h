@@ -98,7 +98,8 @@ inline bool holds(RowKernel const& kernel, RowVariant const& v, RowWork const& w
   return work.octets <= (v.octets == 1 ? kTeamThreads : kMostThreads * v.octets);
 }
 
-// The first variant that holds the rows of all parts; of a map the second one, which holds more, where a row is long.
+// The first variant that holds the rows of all parts; of a map the second one, which holds more, where a row is long:
+// more of a row is asked for at once.
 inline RowVariant const& row_variant(RowKernel const& kernel, RowWork const* work) {
   RowVariant const* v = kernel.variants;
   for (int part = 0; part < kernel.part_count; ++part)
