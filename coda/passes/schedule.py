@@ -7,7 +7,8 @@ whose epilogue computes it while the tile is in registers. Two things need more 
   statistics made of it (a mean, then 1/rms), which a finish kernel computes;
 * a matrix that reads a late value (``y * r`` with r from all of y) belongs to the odd stage behind the product. A
   kernel of an odd stage, or of stage 0, which depends on no product, owns whole rows: no row statistic is late there.
-  So a row statistic that such a kernel reads is left to it, also where others read it as well.
+  So a row statistic that such a kernel reads is left to it, also where others read it as well;
+* what must be in memory, and rows make of a statistic of other columns, is left to another kernel: the next odd stage.
 
 An opaque call is a group as well, with nothing in its stage but its results: what reads them comes behind. So does what
 reads a *bare* product, whose kernel stores it and no more.
@@ -37,9 +38,12 @@ class Schedule:
     bare: Collection[Node] = ()  # products, or their roundings
     stage: dict[Node, int] = field(default_factory=dict)
     late: set[Node] = field(default_factory=set)
+    loops: dict[Node, frozenset[str]] = field(default_factory=dict)  # the axes that its stage counts to make a value
+    apart: set[Node] = field(default_factory=set)  # made of a statistic of other columns, in the same stage
     left_to_rows: set[Node] = field(default_factory=set)
 
     def __post_init__(self) -> None:
+        self.stored = in_memory(self.program)
         self.place_all()
         self.left_to_rows = self.read_by_rows()
         self.place_all()
@@ -47,17 +51,21 @@ class Schedule:
     def place_all(self) -> None:
         of_dot = {dot: 2 * i for i, group in enumerate(self.groups, 1) for dot in group.dots}
         self.late.clear()
+        self.apart.clear()
         for node in self.program.nodes():
             self.stage[node] = of_dot[node] if node in of_dot else self.place(node)
+            self.loops[node] = self.counted(node)
+            if self.has_other_columns(node, self.stage[node]):
+                self.apart.add(node)
 
     def read_by_rows(self) -> set[Node]:
         """The late row statistics from which a kernel right behind their product computes what must be in memory."""
-        users, stored = self.program.users(), in_memory(self.program)
+        users = self.program.users()
         leads: set[Node] = set()
         for node in reversed(self.program.nodes()):
             stage = self.stage[node]
             behind = stage % 2 == 1
-            if behind and (node in stored or any(u in leads and self.stage[u] == stage for u in users[node])):
+            if behind and (node in self.stored or any(u in leads and self.stage[u] == stage for u in users[node])):
                 leads.add(node)
             if node in self.late and any(u in leads and self.stage[u] in (stage, stage + 1) for u in users[node]):
                 leads.add(node)
@@ -77,9 +85,31 @@ class Schedule:
             return stage + 1 if stage % 2 == 0 else stage + 2
         elif node in self.left_to_rows:
             return stage + 1
-        elif is_reduction(node) and not self.in_one_block(node, stage):
-            self.late.add(node)
+        else:
+            needed = is_reduction(node) or node in self.stored
+            if needed and owns_rows(stage) and self.has_other_columns(node, stage):
+                stage += 2 if stage else 1
+            if is_reduction(node) and not self.in_one_block(node, stage):
+                self.late.add(node)
         return stage
+
+    def counted(self, node: Node) -> frozenset[str]:
+        """The axes that the kernel of a value's stage counts to make it: its own, and those it reduces over."""
+        if node.op in ANCHORS:
+            return node.type.names
+        found = node.type.names
+        for i, operand in enumerate(node.args):
+            if self.stage[operand] == self.stage[node]:
+                cut = node.attr("axis") if node.op in ("part", "slice", "gather") else None
+                cut = node.attr("parts")[i] if node.op == "concat" else cut
+                found |= self.loops[operand] - {cut}
+        return found
+
+    def has_other_columns(self, node: Node, stage: int) -> bool:
+        """Whether a value is made of a statistic that the same kernel would make of rows of other columns."""
+        here = [a for a in node.args if self.stage[a] == stage]
+        lacking = [a for a in here if a.type.names < node.type.names]
+        return any(a in self.apart for a in here) or any(not self.loops[a] <= node.type.names for a in lacking)
 
     def in_one_block(self, reduction: Node, stage: int) -> bool:
         """Whether one thread block sees all of what a reduction at this stage adds up."""
@@ -87,7 +117,12 @@ class Schedule:
         width = sympy.Mul(*sizes)
         if width.is_Integer and width <= LOCAL_COLUMNS and is_along_rows(reduction):
             return True
-        return (stage == 0 or stage % 2 == 1) and is_in_a_row(reduction)
+        return owns_rows(stage) and is_in_a_row(reduction)
+
+
+def owns_rows(stage: int) -> bool:
+    """Whether the kernels of a stage own whole rows: those that no product is in."""
+    return stage == 0 or stage % 2 == 1
 
 
 def in_memory(program: Program) -> set[Node]:

@@ -220,3 +220,13 @@ def test_a_sum_over_heads_in_pieces_is_finished_before_rows_read_it():
     assert [k.kind for k in kernels] == ["map", "finish", "row", "gemm", "finish"]
     assert kernels[3].reads == {"y", "w"} and kernels[4].reads >= {"s", "q"}
     lower_program(p)
+
+
+def test_a_statistic_of_other_columns_is_made_by_a_kernel_before():
+    p = program("""program p(a: f32[M, A], x: f32[M, D]) {
+        r = rsqrt(mean(a * a, A))
+        return s = sum(x * r * x, D): f32[M], z = a * r: bf16[M, A]
+    }""")
+    first, second = check(p, SIZES).kernels
+    assert first.kind == second.kind == "row" and first.writes == {"r", "z"} and second.reads == {"x", "r"}
+    lower_program(p)
