@@ -1,5 +1,6 @@
 // A kernel may run several launches as one grid: products that differ in their operands and rows only, as the gradients
-// of two weights that one activation makes. Their tiles lie below each other, so that there is one last wave.
+// of two weights that one activation makes. Their tiles lie below each other, those of one batch before the next, so that
+// there is one last wave.
 #pragma once
 #include <cutlass/cutlass.h>
 

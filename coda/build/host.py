@@ -222,9 +222,9 @@ def _gemm_launch(plan: Plan, members: int) -> str:
     """The instance that launches a kernel; none where the kernel of a step before does its work."""
     if members == 0:
         return "nullptr"
-    counts = [len(c) for c in (plan.tile_operands, plan.operands, plan.stores, plan.terms)]
-    launch, counts = ("launch_batched", counts) if plan.batch else ("launch_gemm", [members, *counts])
-    return f"{launch}<{', '.join(map(str, counts))}>"
+    counts = (plan.tile_operands, plan.operands, plan.stores, plan.terms)
+    launch = "launch_batched" if plan.batch else "launch_gemm"
+    return f"{launch}<{', '.join(str(c) for c in (members, *map(len, counts)))}>"
 
 
 def _loop(context: Tables, loop: Loop) -> list[str]:

@@ -41,7 +41,7 @@ def are_twins(kernels: Sequence[Kernel]) -> bool:
 
 def _form(plan: Plan) -> Any:
     """All of a plan that its kernel depends on; None where that is more than what is compared here."""
-    simple = len(plan.terms) == 1 and plan.heads is None and not (plan.joined or plan.batch or plan.finishings)
+    simple = len(plan.terms) == 1 and plan.heads is None and not plan.joined and not plan.finishings
     optional = any(a.optional for a in plan.args if not a.is_output)
     if not simple or optional or any(store.kind != "tile" for store in plan.stores):
         return None
@@ -58,7 +58,8 @@ def _form(plan: Plan) -> Any:
             numbers[node] = numbers[node.args[0]]
         else:
             return None
-    operands = [(o.space, o.dtype, o.row_dim, o.column_dim, o.lanes, o.identity, o.map, o.gathered)
+    operands = [(o.space, o.dtype, o.row_dim, o.column_dim, o.batch_dim, o.lanes, o.identity, o.map, o.gathered)
                 for o in plan.operands]  # fmt: skip
-    stores = [(s.dtype, s.lanes, s.row_dim, s.column_dim, [numbers[v] for v in s.values]) for s in plan.stores]
-    return plan.a_major, plan.b_major, plan.b_lanes, plan.terms[0].b, plan.columns, operands, stores
+    stores = [(s.dtype, s.lanes, s.row_dim, s.column_dim, s.batch_dim, [numbers[v] for v in s.values])
+              for s in plan.stores]  # fmt: skip
+    return plan.a_major, plan.b_major, plan.b_lanes, plan.terms[0].b, plan.batch, plan.columns, operands, stores

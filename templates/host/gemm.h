@@ -92,9 +92,9 @@ template <int kMembers, int kMaps, int kOperands, int kOutputs, int kTerms>
 int launch_gemm(Call& call, DeviceState const& device, cudaStream_t stream) {
   return launch_group<kMembers, Launch<kMaps, kOperands, kOutputs, kTerms>>(call, device, stream);
 }
-template <int kMaps, int kOperands, int kOutputs, int kTerms>
+template <int kMembers, int kMaps, int kOperands, int kOutputs, int kTerms>
 int launch_batched(Call& call, DeviceState const& device, cudaStream_t stream) {
-  return launch_group<1, BatchedLaunch<kMaps, kOperands, kOutputs, kTerms>>(call, device, stream);
+  return launch_group<kMembers, BatchedLaunch<kMaps, kOperands, kOutputs, kTerms>>(call, device, stream);
 }
 
 }  // namespace coda::host

@@ -27,6 +27,7 @@ from coda.resources import templates_dir
 from coda.runtime.binding import evaluate_size
 from coda.runtime.reference import evaluate
 from coda.target import Plan, Tile, emit, lower
+from coda.target.blocks import lower_program
 from coda.target.legality import as_schedule
 from coda.target.plan import BAND
 from tests.abi import harness
@@ -103,9 +104,8 @@ def calls(record: Recorder, kind: str) -> list[dict[str, Any]]:
 
 
 @lru_cache
-def driver(name: str) -> ctypes.CDLL:
+def driver(p: Plan) -> ctypes.CDLL:
     """The kernels of a plan as loops over its recorded parameters."""
-    p = plan(name)
     parameters = [f"values[{i}]" for i in range(len(emit.element_parameters(p)))]
     pairs = ", ".join(f"coda::Two<float>{{{v}[i], {v}[i + 1]}}" for v in parameters)
     text = f"""#include "finish_on_host.h"
@@ -116,7 +116,8 @@ template <class T> T* at(coda::Output const& o, int64_t row, int64_t column, int
 template <class R> void combine(typename R::State& total, float v) {{ total = R::combine(total, v); }}
 {emit.body(p)}
 using Launch = coda::BatchedLaunch<{len(p.tile_operands)}, {len(p.operands)}, {len(p.stores)}, {len(p.terms)}>;
-extern "C" void run(Launch const* launch, float const* const* values, int tile) {{
+extern "C" void run(Launch const* group, int member, float const* const* values, int tile) {{
+  Launch const* const launch = group + member;
   int64_t i = 0;
   int const columns = launch->n / {p.lanes}, padded = columns + columns % 2;
   for (int batch = 0; batch < launch->batches; ++batch) {{
@@ -135,7 +136,7 @@ extern "C" void run(Launch const* launch, float const* const* values, int tile) 
   }}
 }}
 {"".join(_finish(p, f) for f in p.finishings)}"""
-    folder = Path(_folder.name) / f"driver_{name}"
+    folder = Path(_folder.name) / f"driver_{p.name}"
     folder.mkdir()
     (folder / "driver.cpp").write_text(text)
     includes = [f"-I{tools().cuda_include}", f"-I{HOST_INCLUDE}", f"-I{templates_dir()}"]
@@ -213,7 +214,7 @@ def products(p: Plan, encoded: Sequence[Mapping[str, Any]]) -> list[Tensor]:
 
 def execute(name: str, inputs: Mapping[str, Any], outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The outputs, poisoned before, after the launch."""
-    p, record, library = plan(name), started(name), driver(name)
+    p, record, library = plan(name), started(name), driver(plan(name))
     args = [inputs.get(a.name) if not a.is_output else outputs[a.name] for a in p.args]
     workspace = torch.full([WORKSPACE // 4], float("nan"))
     address = -(-workspace.data_ptr() // 256) * 256
@@ -235,7 +236,7 @@ def execute(name: str, inputs: Mapping[str, Any], outputs: Mapping[str, Tensor])
             values.append((x if p.operands[i].lanes.value == "none" else x[..., lane, :]).expand(values[0].shape))
         padded = [torch.nn.functional.pad(v, (0, v.shape[-1] % 2)).contiguous() for v in values]
         pointers = (ctypes.c_void_p * len(padded))(*(v.data_ptr() for v in padded))
-        library.run(ctypes.c_void_p(memory), pointers, TILE.n // p.lanes)
+        library.run(ctypes.c_void_p(memory), 0, pointers, TILE.n // p.lanes)
         launched, first = launched[1:], 1
     else:
         first = 0
@@ -346,6 +347,28 @@ def test_two_weights_are_one_map_with_five_dims() -> None:
     assert (b["base"], b["dims"], b["box"]) == (both.data_ptr(), [24, 8, 2, 2, 3], [64, 8, 2, 4, 1])
     assert b["strides"] == [48, lane, 8 * 48, 16 * 48]
     assert record.parameters(harness.launch_type(0, 1, 2)).swap_lanes == 1
+
+
+def test_weight_gradients_are_one_launch() -> None:
+    """Of several batches each: executed, member by member, from the parameters of the one launch."""
+    text = "x: bf16[B, M, K], dg: bf16[B, M, N], du: bf16[B, M, F]) {\n return dg.T @ x: f32, du.T @ x: f32\n}\n"
+    schedule = lower_program(load(f"program gradients({text}").programs["gradients"])
+    assert schedule.members == (2, 0)
+    record = Recorder(host_of(Path(_folder.name) / "gradients", schedule, fake=True, tiles=[TILE]))
+    record.reset()
+    generator = torch.Generator().manual_seed(0)
+    x, dg, du = (exact_operand(generator, 3, 40, width) for width in (24, 264, 136))
+    outputs = [torch.full((3, width, 24), float("nan")) for width in (264, 136)]
+    assert record.run([x, dg, du, *outputs]) == 0, record.error
+    (launch,) = calls(record, "launch")
+    assert launch["grid"] == [2, (2 + 1) * 3, 1]  # clusters of two tiles: 264 rows and 136, in each of 3 batches
+    encoded, memory = calls(record, "encode"), record.library.fake_parameters()
+    for member, step in enumerate(schedule.gemms):
+        (values,) = products(step, encoded[2 * member : 2 * member + 2])
+        pointers = (ctypes.c_void_p * 1)(values.contiguous().data_ptr())
+        driver(schedule.gemms[0]).run(ctypes.c_void_p(memory), member, pointers, TILE.n)
+    for got, gradient in zip(outputs, (dg, du), strict=True):
+        assert torch.equal(got, gradient.float().mT @ x.float())
 
 
 def test_a_vector_is_stored_where_batches_begin_at_multiples_of_16_bytes() -> None:

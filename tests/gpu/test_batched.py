@@ -166,6 +166,14 @@ def test_a_block_and_its_derived_backward(backward: bool, sizes: tuple[int, int,
     check(call, operands(call.program, sizes, 1), sizes)
 
 
+@pytest.mark.parametrize("sizes", [(3, 136, 264, 72), (8, 1024, 2048, 1024)], ids=str)
+def test_weight_gradients_are_one_launch(sizes: tuple[int, int, int, int]) -> None:
+    """Of several batches each, and of several rows."""
+    text = "x: bf16[B, M, K], dg: bf16[B, M, N], du: bf16[B, M, K2]) {\n return dg.T @ x: f32, du.T @ x: f32\n}\n"
+    call = _block(next(iter(coda.parse(f"program gradients({text}").programs.values())))
+    check(call, operands(call.program, sizes, 2), sizes)
+
+
 @cache
 def _block(p: Program) -> coda.CompiledProgram:
     return coda.compile(p, fallback="strict")
