@@ -1,9 +1,9 @@
 """A linear layer and the cross entropy of its outputs, which are never stored whole, or only for the backward.
 
-``memory="fast"``: the forward stores the logits in the dtype of the operands, one pass turns them into their gradient,
-and the backward is that and two plain products. ``memory="low"``: the forward stores one number for each row; the
-backward computes the logits again, a chunk of the vocabulary at a time, so that neither they nor their gradient are
-ever there whole. docs/loss.md has both in full.
+The backward runs a chunk of the vocabulary at a time, so that the gradient of the logits is never there whole.
+``memory="fast"``: the forward stores the logits in the dtype of the operands; for each chunk one pass turns them into
+their gradient, and two plain products follow. ``memory="low"``: the forward stores one number for each row; each chunk
+computes its logits again. docs/loss.md has both in full.
 """
 
 from __future__ import annotations
