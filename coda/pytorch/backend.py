@@ -49,7 +49,7 @@ def coda(
 def fused(gm: fx.GraphModule, config: Config) -> tuple[fx.GraphModule, Report]:
     """A graph with its regions as calls of programs. Raises Refusal where it stays with Inductor as it is."""
     refuse(gm)
-    if has_dtensors(gm):
+    if is_on_ranks(gm):
         from coda.pytorch.dtensor import on_local_parts
 
         return on_local_parts(gm, lambda captured: rewritten(captured, config))
@@ -61,7 +61,7 @@ def rewritten(gm: fx.GraphModule, config: Config) -> Report:
     """What becomes of a captured graph, which is rewritten in place."""
     losses = fuse_losses(gm, "low" if config.fuse_loss == "low" else "fast") if config.fuse_loss else []
     done = rewrite(gm, config, torch.is_grad_enabled())
-    prebuild(done.fused)
+    prebuild(gm)
     return Report.of(gm, done, losses)
 
 
@@ -72,7 +72,7 @@ def refuse(gm: fx.GraphModule) -> None:
     if not tensors:
         raise Refusal("it has no tensors")
     for x in tensors:
-        if is_traceable_wrapper_subclass(x) and not is_dtensor(x):
+        if is_traceable_wrapper_subclass(x) and not is_distributed(x):
             raise Refusal(
                 f"it works on {type(x).__name__}s, whose local parts this backend does not see: compile what runs on "
                 "the local parts"
@@ -82,12 +82,13 @@ def refuse(gm: fx.GraphModule) -> None:
         raise Refusal(f"it runs '{inner[0].target.name()}' under autocast, which does not reach into it here")
 
 
-def has_dtensors(gm: fx.GraphModule) -> bool:
-    return any(is_dtensor(x) for n in gm.graph.nodes for x in tree_leaves(n.meta.get("example_value")))
+def is_on_ranks(gm: fx.GraphModule) -> bool:
+    """Whether a graph has tensors that are parts on several ranks, or that are still communicated."""
+    return any(is_distributed(x) for n in gm.graph.nodes for x in tree_leaves(n.meta.get("example_value")))
 
 
-def is_dtensor(x: Any) -> bool:
-    return is_traceable_wrapper_subclass(x) and type(x).__name__ == "DTensor"
+def is_distributed(x: Any) -> bool:
+    return is_traceable_wrapper_subclass(x) and type(x).__name__ in ("DTensor", "AsyncCollectiveTensor")
 
 
 def compile_rest(gm: fx.GraphModule, inputs: Sequence[Any], mode: str | None, config: Config) -> Compiled:

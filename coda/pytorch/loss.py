@@ -6,14 +6,17 @@ stands between (casts to f32, views, a shift by one token, Gemma's softcap) goes
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 from torch._ops import OpOverload
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from coda.pytorch.aten import operation
+from coda.pytorch.graph import with_gradient
 from coda.pytorch.refusal import Refusal
 from coda.pytorch.rewrite import name_of
 
@@ -29,13 +32,14 @@ ARGUMENTS = ("self", "target", "weight", "reduction", "ignore_index", "label_smo
 def fuse_losses(gm: fx.GraphModule, memory: str) -> list[str]:
     """Replace the losses of a captured graph, in place. Returns the names of the products that they took in."""
     names = []
+    differentiable = with_gradient(gm.graph) if torch.is_grad_enabled() else set()
     for node in gm.graph.find_nodes(op="call_function", target=ATEN.cross_entropy_loss.default):
         try:
             head = _Head.of(node)
         except Refusal:
             continue
         names.append(name_of(head.product))
-        _replace(gm.graph, node, head, memory)
+        _replace(gm.graph, node, head, memory, differentiable)
     if names:
         gm.graph.eliminate_dead_code()
         gm.recompile()
@@ -111,14 +115,10 @@ def _has_kernels(product: fx.Node) -> bool:
     return value.dtype in (torch.bfloat16, torch.float16) and torch.cuda.get_device_capability(value.device) == (9, 0)
 
 
-def _replace(graph: fx.Graph, loss: fx.Node, head: _Head, memory: str) -> None:
-    from coda.nn.functional import linear_cross_entropy  # which is made of the op of this package
-
+def _replace(graph: fx.Graph, loss: fx.Node, head: _Head, memory: str, differentiable: set[fx.Node]) -> None:
     given: dict[str, Any] = dict(zip(ARGUMENTS, loss.args, strict=False)) | loss.kwargs
     x, weight, *bias = head.product.args
     options = {
-        "bias": bias[0] if bias else None,
-        "class_weight": given.get("weight"),
         "ignore_index": given.get("ignore_index", -100),
         "reduction": REDUCTIONS[given.get("reduction", 1)],
         "label_smoothing": given.get("label_smoothing", 0.0),
@@ -127,16 +127,38 @@ def _replace(graph: fx.Graph, loss: fx.Node, head: _Head, memory: str) -> None:
     }
     with graph.inserting_before(loss):
         for node in head.rows:
-            x = _done_to_rows(graph, node, x)
-        found = graph.call_function(linear_cross_entropy, (x, weight, given["target"]), options)
+            made = _done_to_rows(graph, node, x)
+            if x in differentiable:
+                differentiable.add(made)
+            x = made
+        operands = {"x": x, "weight": weight, "target": given["target"], "bias": bias[0] if bias else None}
+        operands["class_weight"] = given.get("weight")
+        found = _traced(graph, {n: v for n, v in operands.items() if v is not None}, options, differentiable)
         value = loss.meta["val"]
-        with value.fake_mode:
-            found.meta["val"] = value.float()
         if value.dtype is not torch.float32:
             found = graph.call_function(ATEN.to.dtype, (found, value.dtype))
             found.meta["val"] = value
     loss.replace_all_uses_with(found)
     graph.erase_node(loss)
+
+
+def _traced(
+    graph: fx.Graph, operands: Mapping[str, fx.Node], options: Mapping[str, Any], differentiable: set[fx.Node]
+) -> fx.Node:
+    """``linear_cross_entropy`` of nodes of a graph, in the operations that it is made of."""
+    from coda.nn.functional import linear_cross_entropy  # which is made of the op of this package
+
+    def call(*values: Tensor) -> Tensor:
+        return linear_cross_entropy(**dict(zip(operands, values, strict=True)), **options)
+
+    nodes = list(operands.values())
+    with nodes[0].meta["val"].fake_mode:
+        values = [n.meta["val"].detach().requires_grad_(n in differentiable) for n in nodes]
+        traced = make_fx(call, pre_dispatch=True)(*values).graph
+    inputs = dict(zip(traced.find_nodes(op="placeholder"), nodes, strict=True))
+    found = graph.graph_copy(traced, inputs)
+    assert isinstance(found, fx.Node)
+    return found
 
 
 def _done_to_rows(graph: fx.Graph, node: fx.Node, x: fx.Node) -> fx.Node:

@@ -3,58 +3,66 @@ after the other."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import torch
+from torch import fx
 
 from coda.build.compile import CORES
 from coda.errors import CodaError
 from coda.ir import Program
 from coda.pytorch.block import Options, block
 from coda.pytorch.execute import Step, steps
-from coda.pytorch.rewrite import Fused
-from coda.pytorch.translate import Translation
+from coda.pytorch.graph import bodies
+from coda.pytorch.op import BLOCK
 
 
-def prebuild(fused: Sequence[Fused]) -> None:
-    """Build what the regions run on a GPU, forward and backward. What fails is told where it is called."""
-    jobs = {id(step): (step, sizes) for f in fused if _is_on_gpu(f) for step, sizes in _steps(f)}
+def prebuild(gm: fx.GraphModule) -> None:
+    """Build what the calls of the op in a graph run on a GPU, forward and backward: regions, fused losses, functions
+    that the model itself calls. What fails is told where it is called."""
+    jobs = {id(step): (step, sizes) for call in _calls(gm) if _is_on_gpu(call) for step, sizes in _steps(call)}
     if not jobs:
         return
     with ThreadPoolExecutor(CORES) as pool:
         list(pool.map(_build, *zip(*jobs.values(), strict=True)))
 
 
-def _steps(fused: Fused) -> Iterator[tuple[Step, dict[str, int]]]:
-    sizes = size_hints(fused.translation)
-    for program, options in _programs(fused):
+def _calls(gm: fx.GraphModule) -> Iterator[fx.Node]:
+    yield from gm.graph.find_nodes(op="call_function", target=BLOCK)
+    for body, _ in bodies(gm):
+        yield from _calls(body)
+
+
+def _steps(call: fx.Node) -> Iterator[tuple[Step, dict[str, int]]]:
+    _, sizes, text, how = call.args
+    hints = size_hints(Options.of(how).sizes, sizes)
+    for program, options in _programs(text, how):
         for step in steps(program, options.fallback, options.chunk, options.tune):
-            yield step, sizes
+            yield step, hints
 
 
-def _programs(fused: Fused) -> Iterator[tuple[Program, Options]]:
-    it = block(fused.text, fused.options.text())
+def _programs(text: str, how: str) -> Iterator[tuple[Program, Options]]:
+    it = block(text, how)
     yield it.forward, it.options
     if it.gradients is not None:
         program, _, options = it.backward(tuple(it.gradients.gradients))
         yield program, Options.of(options)
 
 
-def _is_on_gpu(fused: Fused) -> bool:
-    return bool(fused.region.nodes[0].meta["val"].device.type == "cuda")
+def _is_on_gpu(call: fx.Node) -> bool:
+    return any("val" in x.meta and x.meta["val"].device.type == "cuda" for x in call.args[0])
 
 
-def size_hints(made: Translation) -> dict[str, int]:
-    """The symbolic sizes of a program as those of the inputs that the graph was compiled with."""
+def size_hints(names: tuple[str, ...], sizes: list[int | fx.Node]) -> dict[str, int]:
+    """The sizes that a call is given as those of the inputs that the graph was compiled with."""
     known = {}
-    for node in made.tensors:
-        value = node.meta["val"]
-        for size in value.shape if isinstance(value, torch.Tensor) else ():
-            if isinstance(size, torch.SymInt) and size.node.has_hint():
-                known[size.node.expr] = int(size.node.hint)
-    return {n: int(s) if s.is_Integer else known[s] for n, s in made.sizes.items() if s.is_Integer or s in known}
+    for name, size in zip(names, sizes, strict=True):
+        value = size.meta.get("val") if isinstance(size, fx.Node) else size
+        if isinstance(value, int) or (isinstance(value, torch.SymInt) and value.node.has_hint()):
+            known[name] = value if isinstance(value, int) else int(value.node.hint)
+    return known
 
 
 def _build(step: Step, sizes: dict[str, int]) -> None:

@@ -142,9 +142,10 @@ def _translated(graph: fx.Graph, region: Region, config: Config, differentiable:
 def _no_kernel(region: Region, text: str, options: Options, always: bool) -> str | None:
     """Why a region is better left to Inductor: the GPU has no kernels, or a product would be interpreted."""
     device = region.nodes[0].meta["val"].device
-    if device.type == "cpu" and not always:
+    planned = device.type in ("cpu", "meta")  # for a GPU that is not here
+    if planned and not always:
         return None
-    if device.type != "cpu" and (device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0)):
+    if not planned and (device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0)):
         return f"there are kernels for sm_90a only, not for {device}"
     it = block(text, options.text())
     programs = [it.forward]
@@ -226,4 +227,8 @@ def _size(graph: fx.Graph, made: Translation, size: sympy.Expr, replaced: dict[f
     source = size_source(graph, made, size)
     assert source is not None
     node, dim = source
-    return node if dim is None else graph.call_function(ATEN.sym_size.int, (replaced.get(node, node), dim))
+    if dim is None:
+        return node
+    found = graph.call_function(ATEN.sym_size.int, (replaced.get(node, node), dim))
+    found.meta["val"] = node.meta["val"].shape[dim]
+    return found
