@@ -22,9 +22,12 @@ from typing import Any
 import sympy
 import torch
 from torch import Tensor, fx
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._sympy.interp import sympy_interp
+from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 from coda.pytorch.dtensor.conversion import conversion
 from coda.pytorch.dtensor.graph import Local, OnDTensors, Spread, dtensors, example
@@ -148,14 +151,21 @@ class _Localizer:
         expr = size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(size)
         if expr.is_Integer:
             return int(expr)
+        known = {symbol: self.symbol(symbol) for symbol in expr.free_symbols}
+        return sympy_interp(PythonReferenceAnalysis, known, expr).node
+
+    def symbol(self, symbol: sympy.Symbol) -> fx.Proxy:
+        """A symbol of a size: an input, or the size of one."""
+        tracer = fx.proxy.GraphAppendingTracer(self.graph)
         for node in self.gm.graph.find_nodes(op="placeholder"):
             x = local_of(example(node))
-            if isinstance(x, torch.SymInt) and x.node.expr == expr:
-                return self.values[node]
+            if isinstance(x, torch.SymInt) and x.node.expr == symbol:
+                return fx.Proxy(self.values[node], tracer)
             for dim, own in enumerate(x.shape if isinstance(x, Tensor) else ()):
-                if isinstance(own, torch.SymInt) and own.node.expr == expr:
-                    return self.graph.call_function(torch.ops.aten.sym_size.int, (self.values[node], dim))
-        raise Refusal(f"the size {expr} of a DTensor is not that of an input")
+                if isinstance(own, torch.SymInt) and own.node.expr == symbol:
+                    size = self.graph.call_function(torch.ops.aten.sym_size.int, (self.values[node], dim))
+                    return fx.Proxy(size, tracer)
+        raise Refusal(f"the size {symbol} of a DTensor is not that of an input")
 
     def spread(self, node: fx.Node, dims: frozenset[int]) -> fx.Node:
         value, x = self.values[node], example(node)
@@ -163,7 +173,7 @@ class _Localizer:
             return value
         key = value, Spread(x.device_mesh, dims)
         if key not in self.known:
-            self.known[key] = self.local.call(self.graph, key[1], [value], x._local_tensor)
+            self.known[key] = self.local.call(self.graph, key[1], [value], local_of(x))
         return self.known[key]
 
     # Opaque calls.
@@ -211,10 +221,11 @@ class _Localizer:
 
 
 def _as_local(x: Any) -> Any:
-    """The local part of a DTensor as an input of a graph: a parameter where that is one."""
-    if not isinstance(x, DTensor):
+    """The local part of a DTensor as an input of a graph: a parameter where that is one. What is still communicated is
+    waited for by what reads it."""
+    if not isinstance(x, (DTensor, AsyncCollectiveTensor)):
         return x
-    part = x._local_tensor.detach().requires_grad_(x.requires_grad)
+    part = local_of(x).detach().requires_grad_(x.requires_grad)
     return torch.nn.Parameter(part, x.requires_grad) if isinstance(x, torch.nn.Parameter) else part
 
 

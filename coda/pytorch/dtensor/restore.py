@@ -22,7 +22,9 @@ def restore(gm: fx.GraphModule, local: Local) -> None:
     inputs = dict(zip(_placeholders(local.dynamo), _placeholders(gm), strict=True))
     writer = _Writer(gm.graph, local, inputs)
     for was, node in inputs.items():
-        if isinstance(x := example(was), DTensor):
+        if isinstance(x := example(was), Tensor):
+            node.meta |= {"example_value": x, "val": x}
+        if isinstance(x, DTensor):
             writer.part_of_input(node, x)
     writer.run()
     writer.wrap_results(local.dynamo.graph.output_node())
@@ -54,7 +56,6 @@ class _Writer:
         self.graph, self.local, self.inputs = graph, local, inputs
 
     def part_of_input(self, node: fx.Node, x: DTensor) -> None:
-        node.meta |= {"example_value": x, "val": x}
         users = list(node.users)
         with self.graph.inserting_after(node):
             part = self.graph.call_function(to_local(x.placements), (node,))

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
@@ -103,14 +104,29 @@ def _memory(x: Tensor) -> Any:
 
 
 def local_of(value: Any) -> Any:
-    """Local parts in place of DTensors."""
-    return tree_map_only(DTensor, lambda x: x._local_tensor, value)
+    """Local parts in place of DTensors, what they will be in place of those that are still communicated."""
+    return tree_map_only(DTensor, lambda x: x._local_tensor, _arrived(value))
+
+
+def _arrived(value: Any) -> Any:
+    value = tree_map_only(AsyncCollectiveTensor, lambda x: x.elem, value)
+    return tree_map_only(DTensor, _with_arrived_part, value)
+
+
+def _with_arrived_part(x: DTensor) -> DTensor:
+    part = _arrived(x._local_tensor)
+    return x if part is x._local_tensor else DTensor(part, x._spec, requires_grad=x.requires_grad)
 
 
 def traced(function: Callable[..., Any], args: Any, kwargs: Any) -> Trace:
     """Run a function on DTensors or tensors, and see what it does to the local parts."""
+    args, kwargs = _arrived((args, kwargs))
     operands = [x for x in tree_leaves(local_of((args, kwargs))) if isinstance(x, Tensor)]
-    recorder = _Recorder(operands)
-    with torch.no_grad(), operands[0].fake_mode if operands else nullcontext(), recorder:
-        value = function(*args, **kwargs)
+    recorder, cache = _Recorder(operands), torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)  # each run makes its casts
+    try:
+        with torch.no_grad(), operands[0].fake_mode if operands else nullcontext(), recorder:
+            value = function(*args, **kwargs)
+    finally:
+        torch.set_autocast_cache_enabled(cache)
     return Trace(recorder.calls, recorder.numbered(local_of(value)), value, recorder.writes)
