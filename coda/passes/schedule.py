@@ -97,7 +97,7 @@ class Schedule:
         """The axes that the kernel of a value's stage counts to make it: its own, and those it reduces over."""
         if node.op in ANCHORS:
             return node.type.names
-        found = node.type.names
+        found = node.type.names.union(*(a.type.names for a in node.args if is_reduction(node)))
         for i, operand in enumerate(node.args):
             if self.stage[operand] == self.stage[node]:
                 cut = node.attr("axis") if node.op in ("part", "slice", "gather") else None

@@ -13,7 +13,7 @@ from coda.errors import CodaError
 from coda.frontend import expression
 from coda.ir import Axis, Node, Output, Param, Program, Type
 from coda.ops import build
-from coda.passes import optimize
+from coda.passes import derive, optimize
 from coda.passes.bare import products
 from coda.passes.differentiate import differentiate
 from coda.passes.partition import assemble, partition
@@ -23,6 +23,7 @@ from coda.runtime.blocks import evaluate_partition
 from coda.runtime.gradients import random_seeds
 from coda.runtime.inputs import random_inputs
 from coda.runtime.reference import evaluate
+from coda.target.blocks import lower_program
 from coda.verify import verify
 from tests.gradients import autograd, check_gradients, check_text
 from tests.programs import cast
@@ -171,6 +172,14 @@ def test_every_pass(p, seed):
     got = evaluate(both, {**inputs, **{f"d_{n}": s for n, s in seeds.items()}}, exact=True)
     for param, output in backward.gradients.items():
         torch.testing.assert_close(got[output], want[param], rtol=1e-6, atol=1e-8)
+
+
+@settings(max_examples=12, deadline=None)
+@given(random_block(), st.sampled_from(["fast", "low"]))
+def test_blocks_and_their_backwards_are_lowered_whole(p, memory):
+    lower_program(p)
+    if has_gradient(optimize(p)[0]):
+        lower_program(derive(p, memory=memory)[0].backward)
 
 
 @settings(max_examples=40, deadline=None)

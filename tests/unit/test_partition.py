@@ -230,3 +230,39 @@ def test_a_statistic_of_other_columns_is_made_by_a_kernel_before():
     first, second = check(p, SIZES).kernels
     assert first.kind == second.kind == "row" and first.writes == {"r", "z"} and second.reads == {"x", "r"}
     lower_program(p)
+
+
+# Statistics over other columns than those of the kernel that uses them.
+
+TWO_WIDTHS = {
+    "scaled": """program p(x: bf16[M, D], w: bf16[E, D]) {
+        return y = cast(x * tanh(sum(x, D)), bf16) @ w.T: bf16
+    }""",
+    "shifted": """program p(x: bf16[M, D], g: bf16[D], w: bf16[E, D]) {
+        return y = cast((x + g) * tanh(sum(x, D)), bf16) @ w.T: bf16
+    }""",
+    "norm of a norm": """program p(x: bf16[M, D], g: f32[D], b: f32[D], w: bf16[E, D]) {
+        n = x * rsqrt(mean(x * x, D) + 0.01) * g
+        return y = cast(n * rsqrt(mean(n * n, D) + 0.01) * b, bf16) @ w.T: bf16
+    }""",
+}
+
+
+@pytest.mark.parametrize("memory", ["fast", "low"])
+@pytest.mark.parametrize("name", TWO_WIDTHS)
+def test_a_row_kernel_has_columns_of_one_width(name, memory):
+    """The gradient of a row statistic is a sum over E; what it is multiplied by has columns over D."""
+    backward = derive(program(TWO_WIDTHS[name]), memory=memory)[0].backward
+    assert lower_program(backward)
+    parts = check(backward, SIZES | {"E": 5})
+    for kernel in (k for k in parts.kernels if k.kind == "row"):
+        assert not {"D", "E"} <= {a.name for n in kernel.program.nodes() for a in n.type.axes}
+
+
+def test_the_axes_of_a_table_are_no_columns():
+    """Gathered rows have the width of what they are multiplied by, so their statistics may be used beside it."""
+    p = program("""program p(x: bf16[M, D], const t: f32[P, D], i: i64[M]) {
+        y = x * t[i]
+        return n = y * rsqrt(mean(y * y, D) + 0.01): bf16
+    }""")
+    assert [k.kind for k in check(p).kernels] == ["row"]
