@@ -268,6 +268,7 @@ def _reduction(kind: str) -> Callable[..., str]:
 SPELLING: dict[str, Callable[..., str]] = {
     "input": lambda attrs: attrs["name"],
     "index": lambda attrs: f"index({attrs['axis']})",
+    "position": lambda attrs: f"position({_group(a.name for a in attrs['axes'])})",
     "size": lambda attrs: f"size({size_text(attrs['expr'])})",
     "cast": _cast,
     "default": lambda attrs, x: f"default({x}, {literal(attrs['identity'])})",

@@ -10,14 +10,16 @@ namespace coda {
 
 constexpr int kFinishWidth = 32, kFinishDepth = kPartialDepth;
 
-// The reduction of a slot's partials at position i, in every thread with threadIdx.y == 0.
-template <class R> __device__ typename R::State combine_partials(Operand const& slot, int length, int i) {
+// The reduction of a slot's partials at position i, in every thread with threadIdx.y == 0. What lies in the slot is what
+// tiles or blocks have reduced, or plain values.
+template <class R, class Stored = typename R::State>
+__device__ typename R::State combine_partials(Operand const& slot, int length, int i) {
   using State = typename R::State;
   __shared__ State shared[kFinishDepth][kFinishWidth];
   State total = R::identity();
   if (i < length) {
-    State const* p = static_cast<State const*>(slot.data) + i;
-    for (int c = threadIdx.y; c < slot.extent; c += kFinishDepth) total = R::combine(total, p[int64_t(c) * length]);
+    Stored const* p = static_cast<Stored const*>(slot.data) + i;
+    for (int c = threadIdx.y; c < slot.extent; c += kFinishDepth) total = R::combine(total, R::of(p[int64_t(c) * length]));
   }
   __syncthreads();
   shared[threadIdx.y][threadIdx.x] = total;
@@ -31,13 +33,14 @@ template <class R> __device__ typename R::State combine_partials(Operand const& 
 }
 
 // The reduction of all values of a slot by one block, in every thread.
-template <class R> __device__ float combine_all(Operand const& slot) {
+template <class R, class Stored = typename R::State> __device__ float combine_all(Operand const& slot) {
   constexpr int kThreads = kFinishDepth * kFinishWidth;
-  __shared__ float shared[kThreads];
+  using State = typename R::State;
+  __shared__ State shared[kThreads];
   int const thread = threadIdx.y * kFinishWidth + threadIdx.x;
-  float const* p = static_cast<float const*>(slot.data);
-  float total = R::identity();
-  for (int c = thread; c < slot.extent; c += kThreads) total = R::combine(total, p[c]);
+  Stored const* p = static_cast<Stored const*>(slot.data);
+  State total = R::identity();
+  for (int c = thread; c < slot.extent; c += kThreads) total = R::combine(total, R::of(p[c]));
   __syncthreads();
   shared[thread] = total;
   for (int half = kThreads / 2; half > 0; half /= 2) {
@@ -45,7 +48,7 @@ template <class R> __device__ float combine_all(Operand const& slot) {
     if (thread < half) shared[thread] = R::combine(shared[thread], shared[thread + half]);
   }
   __syncthreads();
-  return shared[0];
+  return R::value(shared[0]);
 }
 
 template <class D, class T> CUTLASS_DEVICE void store_result(Output const& o, int i, T value) {

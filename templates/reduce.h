@@ -1,5 +1,5 @@
-// Reductions: what a partial holds (State), its identity, how two partials combine, and the value of a whole. Host and
-// device.
+// Reductions: what a partial holds (State), that `of` one value, its identity, how two partials combine, and the value of
+// a whole. Host and device.
 #pragma once
 #include "scalar.h"
 
@@ -7,18 +7,21 @@ namespace coda {
 
 struct Sum {
   using State = float;
+  CODA_FN static State of(float x) { return x; }
   CODA_FN static State identity() { return 0.0f; }
   CODA_FN static State combine(State a, State b) { return a + b; }
   CODA_FN static float value(State total) { return total; }
 };
 struct Max {
   using State = float;
+  CODA_FN static State of(float x) { return x; }
   CODA_FN static State identity() { return -INFINITY; }
   CODA_FN static State combine(State a, State b) { return max(a, b); }
   CODA_FN static float value(State total) { return total; }
 };
 struct Min {
   using State = float;
+  CODA_FN static State of(float x) { return x; }
   CODA_FN static State identity() { return INFINITY; }
   CODA_FN static State combine(State a, State b) { return min(a, b); }
   CODA_FN static float value(State total) { return total; }
@@ -28,6 +31,8 @@ struct Min {
 // nothing and over -inf alone, +inf where one x is +inf, NaN where one is NaN, as torch.logsumexp.
 struct LogSumExp {
   struct State { float max, sum; };
+  CODA_FN static State of(float x) { return {x, 1.0f}; }
+  CODA_FN static State of(State s) { return s; }
   CODA_FN static State identity() { return {-INFINITY, 0.0f}; }
   CODA_FN static float shift(float most) { return abs(most) == INFINITY ? 0.0f : most; }  // inf - inf would be NaN
   CODA_FN static State combine(State a, State b) {

@@ -223,21 +223,22 @@ template <class R, bool kVector> CODA_FN void accumulate(typename R::State& tota
 
 // For each column: a thread adds up its own columns over all rows of its team.
 template <class R, int kOctets> struct ColumnTotals {
-  float state[kOctets][8];
+  using State = typename R::State;
+  State state[kOctets][8];
   CODA_FN ColumnTotals() {
     CODA_UNROLL
     for (int e = 0; e < 8 * kOctets; ++e) state[e / 8][e % 8] = R::identity();
   }
   CODA_FN void add(bool active, int i, int j, Two<float> v) {
     if (!active) return;
-    state[i][2 * j] = R::combine(state[i][2 * j], v.x);
-    state[i][2 * j + 1] = R::combine(state[i][2 * j + 1], v.y);
+    state[i][2 * j] = R::combine(state[i][2 * j], R::of(v.x));
+    state[i][2 * j + 1] = R::combine(state[i][2 * j + 1], R::of(v.y));
   }
   template <class Team> CODA_FN void store(Team& team, RowTensor const& t, int columns) {
     CODA_UNROLL
     for (int i = 0; i < kOctets; ++i) team.template join<R>(state[i]);
     if (!team.stores_totals()) return;
-    float* const row = static_cast<float*>(t.data) + int64_t(team.block) * columns;
+    State* const row = static_cast<State*>(t.data) + int64_t(team.block) * columns;
     for_octets<kOctets>(team, columns, [&](int i, int n) {
       CODA_UNROLL
       for (int e = 0; e < 8; ++e)
@@ -248,13 +249,14 @@ template <class R, int kOctets> struct ColumnTotals {
 
 // Of a value of each row.
 template <class R> struct RowTotal {
-  float state[1] = {R::identity()};
+  using State = typename R::State;
+  State state[1] = {R::identity()};
   CODA_FN void add(bool active, float v) {
-    if (active) state[0] = R::combine(state[0], v);
+    if (active) state[0] = R::combine(state[0], R::of(v));
   }
   template <class Team> CODA_FN void store(Team& team, RowTensor const& t) {
     team.template join<R>(state);
-    if (team.stores_totals() && team.leads()) static_cast<float*>(t.data)[team.block] = state[0];
+    if (team.stores_totals() && team.leads()) static_cast<State*>(t.data)[team.block] = state[0];
   }
 };
 
@@ -314,15 +316,19 @@ template <int kSlots> struct RowTeam {
   __device__ void next() { phase ^= 1; }
 
   // Adds what the teams of a block have, in order; the first team gets it.
-  template <class R, int kCount> __device__ void join(float (&state)[kCount]) const {
-    for (int other = 1; other < teams; ++other) {
-      if (index == other)
-        for (int e = 0; e < kCount; ++e) joined[e * threads + thread] = state[e];
-      __syncthreads();
-      if (index == 0)
-        for (int e = 0; e < kCount; ++e) state[e] = R::combine(state[e], joined[e * threads + thread]);
-      __syncthreads();
-    }
+  template <class R, int kCount> __device__ void join(typename R::State (&state)[kCount]) const {
+    using State = typename R::State;
+    constexpr int kAtOnce = (kCount * sizeof(float) + sizeof(State) - 1) / sizeof(State);  // `joined` has room for floats
+    State* const shared = reinterpret_cast<State*>(joined) + thread;
+    for (int other = 1; other < teams; ++other)
+      for (int first = 0; first < kCount; first += kAtOnce) {
+        if (index == other)
+          for (int e = 0; e < kAtOnce; ++e) shared[e * threads] = state[first + e];
+        __syncthreads();
+        if (index == 0)
+          for (int e = 0; e < kAtOnce; ++e) state[first + e] = R::combine(state[first + e], shared[e * threads]);
+        __syncthreads();
+      }
   }
 };
 

@@ -246,11 +246,15 @@ CUTLASS_DEVICE void store_column_partials(Output const& o, Two<float> const (&va
   constexpr int kGroups = kColumns / 8;
   if (16 * band >= at.rows) return;  // also bands of a tile that only pads the cluster: they have no place in the output
   bool const in0 = at.row < at.rows, in1 = at.row + 8 < at.rows;
-  float v[2 * kGroups];  // v[2 * j + e]: column 8j + 2q + e
+  using State = typename R::State;
+  State v[2 * kGroups];  // v[2 * j + e]: column 8j + 2q + e
   CUTLASS_PRAGMA_UNROLL
   for (int j = 0; j < kGroups; ++j) {
-    v[2 * j] = R::combine(in0 ? values[2 * j].x : R::identity(), in1 ? values[2 * j + 1].x : R::identity());
-    v[2 * j + 1] = R::combine(in0 ? values[2 * j].y : R::identity(), in1 ? values[2 * j + 1].y : R::identity());
+    auto const both = [&](float a, float b) {
+      return R::combine(in0 ? R::of(a) : R::identity(), in1 ? R::of(b) : R::identity());
+    };
+    v[2 * j] = both(values[2 * j].x, values[2 * j + 1].x);
+    v[2 * j + 1] = both(values[2 * j].y, values[2 * j + 1].y);
   }
   int const r = lane_id >> 2;  // row within the band; bits 2, 1, 0 of r choose which half of the columns a lane keeps
   int kept = 0;                // index into v of the first column this lane keeps
@@ -260,18 +264,18 @@ CUTLASS_DEVICE void store_column_partials(Output const& o, Two<float> const (&va
     if (width >= 1) {
       CUTLASS_PRAGMA_UNROLL
       for (int i = 0; i < width; ++i) {
-        float const mine = upper ? v[width + i] : v[i], other = upper ? v[i] : v[width + i];
-        v[i] = R::combine(mine, __shfl_xor_sync(~0u, other, 4 * bit));
+        State const mine = upper ? v[width + i] : v[i], other = upper ? v[i] : v[width + i];
+        v[i] = R::combine(mine, exchange(other, 4 * bit));
       }
       kept += upper ? width : 0;
     } else {
-      v[0] = R::combine(v[0], __shfl_xor_sync(~0u, v[0], 4 * bit));
+      v[0] = R::combine(v[0], exchange(v[0], 4 * bit));
     }
   }
   // 16 columns leave two lanes with the same sum; the lower one stores.
   int const column = at.column + 8 * (kept >> 1) + 2 * at.q + (kept & 1);
   bool const stores = 16 * band < at.rows && column < at.columns && (kGroups == 4 || !(r & 1));
-  if (stores) *element<float>(o, band, column, 0) = v[0];
+  if (stores) *element<State>(o, band, column, 0) = v[0];
 }
 
 }  // namespace coda

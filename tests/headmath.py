@@ -118,6 +118,8 @@ class _Call:
 
     def _operand(self, spec: Operand) -> harness.Operand:
         """As bind_operand in templates/host/bind.h."""
+        if spec.size is not None:
+            return harness.Operand(integer=evaluate_size(spec.size, self.sizes))
         value, default = self.inputs.get(spec.arg), self.plan.arg(spec.arg).default
         if value is None:
             value = spec.identity if default is None else default
@@ -125,7 +127,7 @@ class _Call:
             return harness.Operand(value=value, integer=int(value))
         assert spec.walk is not None
         row, column, head = self._strides(value, spec)
-        extent = value.shape[spec.walk.row] if spec.walk.row is not None else 0
+        extent = value.shape[0 if spec.partial else spec.walk.row] if spec.walk.row is not None else 0
         return harness.Operand(value.data_ptr(), row, column, head, 0.0, extent, 0)
 
     def _output(self, spec: Store) -> harness.Output:

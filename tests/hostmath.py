@@ -203,14 +203,14 @@ class HostProgram:
     plan: Plan
     library: ctypes.CDLL
 
-    def __call__(self, inputs: Mapping[str, Any]) -> dict[str, Tensor]:
-        return _Call(self, inputs).outputs()
+    def __call__(self, inputs: Mapping[str, Any], dims: Mapping[str, int] | None = None) -> dict[str, Tensor]:
+        return _Call(self, inputs, dims).outputs()
 
 
 class _Call:
-    def __init__(self, program: HostProgram, inputs: Mapping[str, Any]):
+    def __init__(self, program: HostProgram, inputs: Mapping[str, Any], dims: Mapping[str, int] | None):
         self.plan, self.library, self.inputs = program.plan, program.library, inputs
-        self.sizes = bind(self.plan.program, shapes_of(inputs))
+        self.sizes = bind(self.plan.program, shapes_of(inputs), dims)
         self.rows, self.columns = (evaluate_size(dim_size(d), self.sizes) for d in (self.plan.rows, self.plan.columns))
 
     def outputs(self) -> dict[str, Tensor]:
@@ -254,7 +254,9 @@ class _Call:
         """What the lanes accumulate, by the interpreter."""
         names = [f"product{lane}" for lane in range(self.plan.lanes)]
         outputs = [Output(name, node, node.type) for name, node in zip(names, self.plan.products, strict=True)]
-        values = evaluate(self.plan.program.with_outputs(outputs), self.inputs)
+        program = self.plan.program.with_outputs(outputs)
+        known = {a.name for a in program.axes}
+        values = evaluate(program, self.inputs, dims={name: n for name, n in self.sizes.items() if name in known})
         return [values[name] for name in names]
 
     def _streams(self) -> list[Tensor]:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from coda.dtypes import torch_dtype
 from coda.ir import dim_size
+from coda.ops.reduce import REDUCTIONS
 from coda.runtime.binding import bind, evaluate_size, shapes_of
 from coda.target import emit, emit_rows
 from coda.target.rowplan import MAX_LEVELS, OCTET, Access, Partials, RowFinishing, RowPart, RowPlan
@@ -113,7 +114,8 @@ class _Call:
             elif arg.is_output:
                 shape = [self.size(d) for d in arg.dims]
                 self.tensors[arg.name] = torch.full(shape, -777.0).to(torch_dtype(arg.dtype))
-        self.partials = [torch.full(self._counts(p), -777.0) for p in self.plan.partials]
+        self.partials = [torch.full((*self._counts(p), *self._state(i)), -777.0)
+                         for i, p in enumerate(self.plan.partials)]  # fmt: skip
 
     def size(self, size: Any) -> int:
         return evaluate_size(size, self.sizes)
@@ -122,6 +124,11 @@ class _Call:
         """[count, length] of partials: the rows of a group are one block."""
         groups = self.size(dim_size(self.plan.parts[p.part].groups))
         return (1 if p.kept else groups) if p.blocks else self.size(p.count), self.size(p.length)
+
+    def _state(self, slot: int) -> tuple[int, ...]:
+        """What follows a partial's position: the values that it is."""
+        floats = REDUCTIONS[self.plan.stores[slot].reduction or ""].floats
+        return (floats,) if floats > 1 and self.plan.partials[slot].blocks else ()
 
     def outputs(self) -> dict[str, Tensor]:
         launch = launch_type(self.plan)()

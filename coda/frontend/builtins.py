@@ -81,6 +81,11 @@ def index(scope: Scope, name: str, expr: syntax.Call) -> Node:
     return scope.build(expr.span, "index", axis=axis_argument(scope, axis))
 
 
+def position(scope: Scope, name: str, expr: syntax.Call) -> Node:
+    (group,) = positional(scope, expr, "position((B T)): the position in a group of axes", 1)
+    return scope.build(expr.span, "position", axes=axes_argument(scope, group))
+
+
 def size(scope: Scope, name: str, expr: syntax.Call) -> Node:
     (what,) = positional(scope, expr, "size(D): the size of an axis as a number", 1)
     if scope.own_axes is not None:
@@ -140,7 +145,7 @@ Builtin = Callable[[Scope, str, syntax.Call], "Value | list[Value]"]
 BUILTINS: dict[str, Builtin] = {name: pointwise for name, op in OPS.items() if op.surface and op.family == "pointwise"}
 BUILTINS |= dict.fromkeys(REDUCTIONS, reduction)
 BUILTINS |= {"max": extremum, "min": extremum}
-BUILTINS |= {"rand_at": pointwise}  # which lowering makes of rand: the program of an artifact is read back
+BUILTINS |= {"rand_at": pointwise, "position": position}  # what rand is lowered to: artifacts are read back
 BUILTINS |= {
     f.__name__: f
     for f in (

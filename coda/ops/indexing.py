@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from coda.dtypes import F32, I64
 from coda.ops.structure import replace_axis
 from coda.ops.table import Op, OpError, Type, broadcast, register
@@ -59,6 +61,18 @@ def _pick(ctx, node, z, index):
 
 
 register(Op("pick", 2, _infer_pick, _pick, "pick(z, V, label): the element of each row at an integer position",
+            surface=False, family="index"))  # fmt: skip
+
+
+def _position(ctx, node):
+    import torch
+
+    sizes = [ctx.size(a.size) for a in node.attr("axes")]
+    return torch.arange(math.prod(sizes), device=ctx.device).reshape(sizes)
+
+
+register(Op("position", 0, lambda types, attrs: Type(I64, (attrs["axes"],)), _position,
+            "the position in a group of axes, of which lowering makes that of 'rand'",
             surface=False, family="index"))  # fmt: skip
 
 

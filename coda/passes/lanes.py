@@ -119,7 +119,7 @@ class _Unroller:
         if (
             node.op in ("cast", "default", "partial", "reduce_mean", "part", "concat")
             or node.op in _COMBINE
-            or OPS[node.op].family == "pointwise"
+            or OPS[node.op].family in ("pointwise", "random")
         ):
             return build(node.op, *(self.lane(a, index) for a in node.args), span=node.span, **dict(node.attrs))
         if node.op == "layout":

@@ -62,7 +62,10 @@ class _Pusher:
             return self._piece(node, axis, start, into)
         if node.op in ("slice", "part", "default") or node.op in LEAVES:
             return build("part", node, axis=axis, start=start, into=into, span=node.span)
-        elementwise = node.op in ("cast", "layout") or OPS[node.op].family in ("pointwise", "reduce")
+        if node.op == "index":
+            counted = build("index", axis=into)
+            return build("add", counted, build("size", expr=start)) if start != 0 else counted
+        elementwise = node.op in ("cast", "layout") or OPS[node.op].family in ("pointwise", "reduce", "random")
         if not elementwise:
             raise CodaError([Diagnostic(f"a part of '{node.op}' along '{axis}' is not lowered yet", node.span)])
         attrs = dict(node.attrs)

@@ -37,9 +37,8 @@ def autograd(
     sizes: Mapping[str, int],
     exact: bool = True,
 ) -> dict[str, Tensor | None]:
-    """The gradient of each float parameter, of partial sums that of one, from ``seeds``, d_y by the name of y; None where
-    nothing depends on it.
-    ``exact``: in float64 without rounding, else in f32 with the roundings of the program."""
+    """The gradient of each float parameter (of partial sums: that of one) from ``seeds``, d_y by the name of y; None
+    where nothing depends on it. ``exact``: in float64 without rounding, else in f32 with the program's roundings."""
     context = Traced(program, inputs, sizes, exact)
     values = run_nodes(program, context)
     outputs = {o.name: context.finish(o, values[o.value]) for o in program.outputs}

@@ -56,7 +56,7 @@ def random_inputs(
 def _partials(partial: Partial, shape: tuple[int, ...], sizes: Mapping[str, int], generator: torch.Generator) -> Tensor:
     """Partial results as reductions of squares leave them: positive, sums of as many elements as they are parts of."""
     elements = nominal(sympy.Mul(*(sizes.get(a.name, a.size) for a in partial.axes)))
-    count = min(3, max(elements, 1))
+    count = min(2, max(elements, 1))
     values = torch.rand((count, *shape), generator=generator, device=generator.device) + 0.5
     return values * (elements / count) if partial.kind == "sum" else values
 

@@ -8,21 +8,20 @@ kernel of it for each tile variant. ``device_source`` is the whole translation u
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from coda.dtypes import BF16, F16, F32
-from coda.ir import Node, dim_size
+from coda.ir import Dim, Node, Size, dim_size
 from coda.ops.reduce import REDUCTIONS
 from coda.target.lower import is_leaf, walk
-from coda.target.plan import Finishing, Lanes, Operand, Plan, Space, Store, Tiled, Variant
+from coda.target.plan import Finishing, Lanes, Operand, Plan, Space, Store, Tiled, Variant, counted_axes, place_in
 from coda.target.scalars import Scope, cpp_type, is_packed, literal, pack, unpack
 
 Lines = dict[Space, list[str]]  # C++ by the space it is computed in
 
 _SPACES = (Space.UNIFORM, Space.ROW, Space.COLUMN, Space.TILE)
 _VARIABLE = {Space.UNIFORM: "u", Space.ROW: "r", Space.COLUMN: "c"}
-_POSITION = {Space.UNIFORM: "int64_t(in.batch)", Space.ROW: "int64_t(m)", Space.COLUMN: "{int64_t(n), int64_t(n) + 1}"}
 _ELEMENT = {BF16: "cutlass::bfloat16_t", F16: "cutlass::half_t"}  # of the operands of a product
 
 
@@ -88,13 +87,13 @@ class _Placed:
         nodes = walk(roots, lambda n: is_leaf(n) or n in plan.products)
         placed = cls(plan, tuple(nodes))
         used = {a for n in nodes if placed.position(n) is None for a in n.args}
-        return cls(plan, tuple(n for n in nodes if n.op != "index" or n in used or n in roots))
+        return cls(plan, tuple(n for n in nodes if not counted_axes(n) or n in used or n in roots))
 
     def position(self, node: Node) -> Node | None:
         """What is compared with the index of each column, one for each row, as in ``index(V) == label``."""
         for one, other in (node.args, node.args[::-1]) if node.op == "eq" else ():
             if one.op == "index" and other.dtype.kind == "int" and self.space(other) is Space.ROW:
-                return other if self.space(one) is Space.COLUMN else None
+                return other if (one.attr("axis"),) == self.plan.columns else None
         return None
 
     def space(self, node: Node) -> Space:
@@ -159,12 +158,12 @@ def _emit_node(placed: _Placed, scope: Scope, node: Node, space: Space, name: st
     declared = type_ if space in (Space.UNIFORM, Space.ROW) else f"coda::Two<{type_}>"
     if is_leaf(node):
         expression = _load(placed.plan, node, space)
-    elif node.op == "index":
-        expression = _POSITION[space]
+    elif counted := counted_axes(node):
+        expression = _position(placed.plan, counted, space)
     elif (position := placed.position(node)) is not None:
         expression = f"coda::is_column(n, {scope.value(position, 'int64_t')})"
     elif node.op == "size" and not node.attr("expr").is_Integer:
-        expression = size_of(placed.plan, node)
+        expression = told_size(placed.plan, node.attr("expr"))
     elif space is Space.TILE and node.op == "cast" and is_packed(node.dtype):
         word = scope.words[node] = f"w{name[1:]}"
         source = scope.value(node.args[0], "float")
@@ -183,6 +182,14 @@ def _emit_node(placed: _Placed, scope: Scope, node: Node, space: Space, name: st
         code[space].append(f"{field_} = {expression};")
 
 
+def _position(plan: Plan, axes: Dim, space: Space) -> str:
+    """The position along axes of the rows, the columns or the batch."""
+    places = {Space.ROW: (("m",), plan.rows), Space.COLUMN: (("n", "n + 1"), plan.columns)}
+    at, dim = places.get(space, (("in.batch",), plan.batch))
+    each = [place_of(axes, dim, i, lambda size: told_size(plan, size)) for i in at]
+    return each[0] if space is not Space.COLUMN else "{" + ", ".join(each) + "}"
+
+
 def _varies(placed: _Placed, node: Node, space: Space) -> bool:
     """Whether an operand of the node is already a Two (else the expression is a scalar to be spread)."""
     return any(placed.space(a) in (Space.COLUMN, Space.TILE) for a in node.args if a.op != "const")
@@ -198,11 +205,21 @@ def _load(plan: Plan, leaf: Node, space: Space) -> str:
     return f"coda::load_columns<{dtype}>(in[{index}], n, columns, {lane})"
 
 
-def size_of(plan: Plan, node: Node) -> str:
+def told_size(plan: Plan, size: Size) -> str:
     """A size that is no number, in a body."""
     known = {dim_size(plan.columns): "columns", dim_size(plan.rows): "rows"}
     told = {o.size: f"in[{i}].integer" for i, o in enumerate(plan.operands) if o.size is not None}
-    return (told | known)[node.attr("expr")]
+    return (told | known)[size]
+
+
+def place_of(axes: Dim, dim: Dim, at: str, told: Callable[[Size], str]) -> str:
+    """The position along axes at position ``at``, an int, in the group that they are in."""
+    step, size = place_in(axes, dim)
+    signs = [(sign, by) for sign, by in (("/", step), ("%", size)) if by is not None and by != 1]
+    text = f"({at})" if signs and not at.isidentifier() else at
+    for sign, by in signs:
+        text += f" {sign} {by}" if by.is_Integer else f" {sign} int({told(by)})"
+    return f"int64_t({text})"
 
 
 def load_row(operand: Operand, index: int, lane: int | None = None) -> str:
@@ -462,7 +479,7 @@ def finish_kernel(plan: Tiled, finishing: Finishing) -> str:
     totals: dict[bool, list[str]] = {False: [], True: []}  # by whether it is a pick, which only its own thread reads
     for k, node in enumerate(finishing.reductions):
         name = scope.names[node] = f"total{k}"
-        line = f"  {cpp_type(node.dtype)} const {name} = {_finished(finishing.kind, node, k)};"
+        line = f"  {cpp_type(node.dtype)} const {name} = {_finished(finishing, node, k)};"
         totals[node.op == "pick"].append(line)
     lines += [*totals[False], "  if (threadIdx.y != 0 || i >= p.length) return;", *totals[True]]
     stop = lambda n: n in finishing.leaves or is_leaf(n) or n in scope.names  # noqa: E731
@@ -478,15 +495,16 @@ def finish_kernel(plan: Tiled, finishing: Finishing) -> str:
     return "\n".join([*lines, "}"])
 
 
-def _finished(kind: str, node: Node, k: int) -> str:
+def _finished(finishing: Finishing, node: Node, k: int) -> str:
     """The value of a reduction, from the partials in slot k."""
     if node.op == "pick":
         return f"coda::load_picked(p.operands[{k}], i)"
     reduction = REDUCTIONS[node.op.removeprefix("reduce_")]
-    if kind == "total":
-        total = f"coda::combine_all<{reduction.cpp}>(p.operands[{k}])"
+    what = reduction.cpp + (", float" if reduction.floats > 1 and finishing.plain[k] else "")
+    if finishing.kind == "total":
+        total = f"coda::combine_all<{what}>(p.operands[{k}])"
     else:
-        partials = f"coda::combine_partials<{reduction.cpp}>(p.operands[{k}], p.length, i)"
+        partials = f"coda::combine_partials<{what}>(p.operands[{k}], p.length, i)"
         total = f"{reduction.cpp}::value({partials})"
     return f"{total} / float(p.extent)" if reduction.is_mean else total
 
@@ -502,13 +520,17 @@ def _finish_expression(plan: Tiled, finishing: Finishing, scope: Scope, node: No
         return load("load_element", node, ", i") if node.type.dims else load("load_scalar", node, "")
     if node.op == "pick":
         return load("load_at", node.args[0], f", {scope.value(node.args[1], 'int64_t')}, p.extent")
-    if node.op == "index":
-        return "int64_t(i)"
+
+    def told(size: Size) -> str:
+        k = next(i for i, o in enumerate(finishing.operands) if o.size == size)
+        return f"p.operands[{len(finishing.partials) + k}].integer"
+
+    if counted := counted_axes(node):
+        return place_of(counted, finishing.counted(plan), "i", told)
     if node.op == "size" and node.attr("expr") == finishing.extent(plan):
         return "p.extent"
     if node.op == "size" and not node.attr("expr").is_Integer:
-        k = next(i for i, o in enumerate(finishing.operands) if o.size == node.attr("expr"))
-        return f"p.operands[{len(finishing.partials) + k}].integer"
+        return told(node.attr("expr"))
     return scope.expression(node)
 
 

@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from coda.ir import Node
+from coda.ir import Dim, Node
 from coda.ops.reduce import REDUCTIONS
-from coda.target.emit import load_row, operand_traits, size_of
+from coda.target.emit import load_row, operand_traits, place_of, told_size
 from coda.target.heads import HeadLowering, fail
-from coda.target.plan import Block, Plan, Segment
+from coda.target.plan import Block, Plan, Segment, counted_axes, is_run
 from coda.target.scalars import Scope, cpp_type, is_packed, pack, unpack
 
 WHERE = "// where"  # stands for the struct of a segment that says where it reads and stores
@@ -134,8 +134,22 @@ class HeadEmitter:
         return section
 
     def expression(self, node: Node) -> str:
+        if counted := counted_axes(node):
+            return self.position(counted)
         told = node.op == "size" and not node.attr("expr").is_Integer
-        return size_of(self.plan, node) if told else self.scope.expression(node)
+        return told_size(self.plan, node.attr("expr")) if told else self.scope.expression(node)
+
+    def position(self, axes: Dim) -> str:
+        """The position along rows, heads of a segment, or columns of a block."""
+        if is_run(axes, self.plan.rows):
+            return place_of(axes, self.plan.rows, "m", lambda size: told_size(self.plan, size))
+        if len(axes) > 1:  # all columns: no part of them is cut
+            column = f"int64_t(g) * {self.heads.dim} + i"
+            return f"coda::Two<int64_t>{{{column}, {column} + 1}}"
+        (axis,) = axes
+        if axis.name in self.head_names:
+            return "int64_t(g)"
+        return "int64_t(i / 2)" if self.paired else "coda::Two<int64_t>{i, i + 1}"
 
     def index(self, leaf: Node) -> int:
         operand = self.lowering.operand(leaf)

@@ -17,6 +17,7 @@ from coda.ir import Node, Size
 from coda.ops.reduce import REDUCTIONS
 from coda.target.loops import is_leaf
 from coda.target.lower import walk
+from coda.target.plan import counted_axes
 from coda.target.rowplan import Access, Reading, RowPart, RowPlan, Total, Writing
 from coda.target.scalars import Scope, cpp_type
 
@@ -165,9 +166,12 @@ class _Emitter:
             if is_leaf(node):
                 return f"coda::first({self._line(reading)})"
             return f"p.tensors[{reading.access}].integer"  # a size
-        if node.op == "index":
-            level = next(i for i, dim in enumerate(self.part.levels) if node.attr("axis") in dim)
-            return f"int64_t(at.index[{level}])"
+        if counted := counted_axes(node):
+            first, *rest = [i for i, dim in enumerate(self.part.levels) if set(dim) <= set(counted)]
+            text = f"int64_t(at.index[{first}])"
+            for level in rest:
+                text = f"({text} * p.sizes[{level}] + at.index[{level}])"
+            return text
         return self.scope.expression(node)
 
     # ---- visits ----
@@ -225,7 +229,7 @@ class _Emitter:
         inside = [n for n in walk(results, lambda n: is_leaf(n) or n in self.scope.names) if n.op != "const"]
         over = [n for n in inside if self._space(n) is not None]
         read = {a for n in over if self._position(n) is None for a in n.args} | set(results)
-        over = [n for n in over if n.op != "index" or n in read]
+        over = [n for n in over if not counted_axes(n) or n in read]
         head: list[str] = []
         body: list[str] = []
         for node in over:
@@ -267,7 +271,7 @@ class _Emitter:
     def _element(self, scope: Scope, node: Node, body: list[str], read_again: bool) -> None:
         """The line of a value over columns: two neighbours. Of what is only stored in 16 bits, the memory word."""
         name = self._name("v")
-        if node.op == "index":
+        if counted_axes(node):
             expression = "{int64_t(n + 2 * j), int64_t(n + 2 * j + 1)}"
         elif (position := self._position(node)) is not None:
             expression = f"coda::is_column(n + 2 * j, {scope.value(position, 'int64_t')})"

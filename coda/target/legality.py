@@ -284,7 +284,7 @@ class _Derivation:
                 found = _quotient(variable, given)
                 if found is None:
                     which = f"'{self.plan.name}': the size {_text(variable)}"
-                    hint = "pass a tensor that has its axes, each a dim of its own"
+                    hint = "declare its size, as in (B T=128), or pass a tensor with each axis as a dim of its own"
                     raise CodaError.of(f"{which} does not follow from the shapes of the arguments", hint)
                 product, factors = found
                 known = "*".join(map(_text, factors[1:]))

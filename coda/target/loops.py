@@ -6,7 +6,7 @@ that is never taken apart is a single loop over rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import sympy
@@ -77,12 +77,12 @@ class Tensor:
         return a[0] == b[0] and a[1] + 1 == b[1] and self.stored(inner) == inner
 
 
-def joined(axes: Iterable[Axis], tensors: Sequence[Tensor], apart: set[str]) -> tuple[Dim, ...]:
-    """Axes as loops, slowest first; those ``apart`` are loops of their own."""
+def joined(axes: Iterable[Axis], tensors: Sequence[Tensor], apart: Collection[frozenset[str]] = ()) -> tuple[Dim, ...]:
+    """Axes as loops, slowest first; no loop goes from inside one of the sets ``apart`` to outside."""
     loops: list[Dim] = []
     for axis in axes:
         last = loops[-1][-1].name if loops else None
-        together = last is not None and not {last, axis.name} & apart
+        together = last is not None and all((last in inside) == (axis.name in inside) for inside in apart)
         if together and all(t.joins(last, axis.name) for t in tensors):  # type: ignore[arg-type]
             loops[-1] = (*loops[-1], axis)
         else:

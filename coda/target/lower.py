@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import sympy
+
 from coda.dtypes import BOOL, F32, I32, I64, S8
 from coda.errors import CodaError
 from coda.ir import Axis, Dim, Node, Output, Param, Program, Size, dim_size, rewrite, topological
@@ -22,7 +24,22 @@ from coda.passes.lanes import lane_axes, unroll_lanes
 from coda.passes.parts import push_parts
 from coda.passes.placed_random import placed_random
 from coda.target.heads import HeadLowering, is_head_wise, pair_axis
-from coda.target.plan import FLOATS, STORED, Arg, Finishing, Lanes, Operand, Plan, Space, Store, Walk, dtype_list
+from coda.target.plan import (
+    FLOATS,
+    STORED,
+    Arg,
+    Finishing,
+    Lanes,
+    Operand,
+    Plan,
+    Space,
+    Store,
+    Walk,
+    counted_axes,
+    dtype_list,
+    is_run,
+    place_in,
+)
 from coda.target.product import fail as _fail
 from coda.target.product import find_product, lane_order
 
@@ -37,7 +54,7 @@ class _Lowering:
         self.source = program.source
         self.original = program
         try:
-            program = lanes_as_heads(program)
+            program = lanes_as_heads(placed_random(program))
             self.program = join_products(unroll_lanes(program))
             lanes = lane_axes(program)
             pair = pair_axis(self.program, lanes)  # columns of heads, not lanes of the product
@@ -45,7 +62,7 @@ class _Lowering:
             self.rows, self.columns, self.batch = self.product.rows, self.product.columns, self.product.batch
             self.lane_axis, self.products = self.product.lane_axis, self.product.accumulators
             self.head_lowering = self._head_wise()
-            self.program = self._placed_random(self._nested_totals(self.program))
+            self.program = self._nested_totals(self.program)
         except CodaError as error:
             error.source = error.source or program.source
             raise
@@ -78,6 +95,10 @@ class _Lowering:
         if names & rows and names & columns:
             return Space.TILE
         return Space.ROW if names & rows else Space.COLUMN if names & columns else Space.UNIFORM
+
+    @property
+    def _groups(self) -> tuple[Dim, ...]:
+        return self.rows, self.columns, self.batch
 
     def _tensor_dims(self, dims: tuple[Dim, ...], node: Node | None, name: str) -> Places:
         """Which dims of a stored tensor carry the rows, the columns and the batch."""
@@ -201,7 +222,7 @@ class _Lowering:
                 for index in [n for n in topological([leaf]) if n.op == "gather"]:
                     position = lowering.operand(index.args[1])
                     found[position.arg, position.identity] = position
-        sizes = size_operands(lowering.walk([o.value for o in self.program.outputs]))
+        sizes = size_operands(lowering.walk([o.value for o in self.program.outputs]), groups=(self.rows,))
         operands = (*found.values(), *sizes)
         return self._plan_of(operands=operands, stores=tuple(lowering.stores), finishings=(), heads=heads)
 
@@ -236,7 +257,7 @@ class _Lowering:
                     node, "return it, or what follows from it, as a value for each row",
                 )  # fmt: skip
         operands = self._operands([v for s in stores for v in s.values])
-        operands += size_operands(in_tile, dim_size(self.rows), dim_size(self.columns))
+        operands += size_operands(in_tile, dim_size(self.rows), dim_size(self.columns), groups=self._groups)
         return self._plan_of(operands=operands, stores=tuple(stores), finishings=finishings)
 
     def _accumulated(self, output: Output) -> Output:
@@ -268,11 +289,10 @@ class _Lowering:
 
     def _check_expressible(self, node: Node) -> None:
         """Whether generated math has words for a node."""
-        if node.op == "index" and (node.attr("axis"),) not in (self.rows, self.columns, self.batch):
-            raise _fail(
-                f"index({node.attr('axis')}) counts along a part of the rows or columns, which is lowered in a later "
-                "release", node, "pass the positions as an operand",
-            )  # fmt: skip
+        if axes := counted_axes(node):
+            self.space(node)  # axes of the rows or columns
+            if len(axes) > 1 and not any(is_run(axes, group) for group in self._groups):
+                raise _fail(f"the axes ({' '.join(map(str, axes))}) are counted together, but are no group", node)
         if node.op == "cast" and not _is_rounding(node):
             hint = "write cast(x, s8, saturate)" if node.dtype is S8 else None
             raise _fail(f"a cast from {node.args[0].dtype} to {node.dtype} is lowered in a later release", node, hint)
@@ -290,10 +310,14 @@ class _Lowering:
             if lowering.is_leaf(node):
                 for read in (n for n in topological([node]) if n.op == "input"):
                     self._check_readable(self.program.param(read.attr("name")))
-            elif node.op in ("index", "pick", "reduce_logsumexp"):
+            elif node.op in ("pick", "reduce_logsumexp"):
                 name = node.op.removeprefix("reduce_")
                 raise _fail(f"'{name}' in a head-wise epilogue is lowered in a later release", node)
-            elif not lowering.is_product(node) and not (node.op == "concat" and node in joined):
+            elif (
+                not counted_axes(node)
+                and not lowering.is_product(node)
+                and not (node.op == "concat" and node in joined)
+            ):
                 self._check_expressible(node)
 
     def _check_readable(self, param: Param) -> None:
@@ -343,22 +367,6 @@ class _Lowering:
 
         return rewrite(program, visit)
 
-    def _placed_random(self, program: Program) -> Program:
-        """A random number becomes a function of its linear position over the axes. Label: bitwise."""
-
-        def visit(node: Node, args: tuple[Node, ...]) -> Node | None:
-            if node.op != "rand":
-                return None
-            for axis in node.attr("axes"):
-                if (axis,) not in (self.rows, self.columns, self.batch):
-                    raise _fail(
-                        f"axis '{axis}' of 'rand' is a part of the rows or columns: lowered in a later release", node,
-                        "give the rows one axis, as in x: bf16[M, D]",
-                    )  # fmt: skip
-            return placed_random(node, *args)
-
-        return rewrite(program, visit)
-
     def _is_table(self, node: Node) -> bool:
         return is_leaf(node) and self.space(node) is Space.COLUMN
 
@@ -388,8 +396,6 @@ class _Lowering:
         if direction == "row" and self.space(reduction) is Space.ROW:
             return "row"
         if direction == "column" and kind != "pick":
-            if kind == "logsumexp":
-                raise _fail("'logsumexp' over the rows is lowered in a later release", reduction)
             return "column" if over is Space.TILE else "total"
         raise _fail(
             f"a reduction over ({' '.join(sorted(axes))}) is lowered in a later release", reduction,
@@ -485,9 +491,11 @@ class _Lowering:
             raise _fail("partials are read where other reductions are finished", values[0])
         above = walk(values, lambda n: n in reductions or is_leaf(n))
         batch = self.batch if any(map(self._is_over_batch, reductions)) else ()
-        operands += size_operands(above, dim_size(self.columns if kind == "row" else (*batch, *self.rows)))
+        known = dim_size(self.columns if kind == "row" else (*batch, *self.rows))
+        operands += size_operands(above, known, groups=self._groups)
         stored = tuple((value, output.name, output.type.dtype) for output, value in results)
-        return Finishing(kind, slots, tuple(reductions), operands, stored, kept, batch=batch)
+        plain = (kind == "total",) * len(slots)
+        return Finishing(kind, slots, tuple(reductions), operands, stored, kept, batch=batch, plain=plain)
 
     def _check_of_batches(self, kind: str, output: Output, reductions: list[Node]) -> None:
         """A finish kernel behind a batched product counts through the rows or columns of each batch, or through
@@ -502,15 +510,19 @@ class _Lowering:
         each = {"row": self.rows, "column": self.columns, "total": ()}[kind]
         counted = names_of(each if True in over_batch else (*self.batch, *each))
         inside = walk([output.value], lambda n: self._is_reduction(n) or is_leaf(n))
-        positions = [n for n in inside if n.op in ("index", "pick") and n not in reductions]
+        positions = [n for n in inside if (counted_axes(n) or n.op == "pick") and n not in reductions]
         if output.value.type.names != counted or positions:
             message = f"output '{output.name}' is not made of reductions of a batched product alone"
             raise _fail(f"{message}; it is lowered in a later release", output.value)
 
 
-def size_operands(nodes: Sequence[Node], *known: Size) -> tuple[Operand, ...]:
-    """The sizes that a kernel is told, besides those that it knows: of the product, or what reductions run over."""
+def size_operands(nodes: Sequence[Node], *known: Size, groups: Sequence[Dim] = ()) -> tuple[Operand, ...]:
+    """The sizes that a kernel is told, besides those that it knows: of the product, or what reductions run over. Of
+    axes that are counted it is told what places them in their group."""
     sizes = dict.fromkeys(n.attr("expr") for n in nodes if n.op == "size")
+    for axes in filter(None, map(counted_axes, nodes)):
+        found = (s for group in groups if is_run(axes, group) for s in place_in(axes, group) if s is not None)
+        sizes |= dict.fromkeys(map(sympy.sympify, found))
     return tuple(Operand("", Space.UNIFORM, I64, size=s) for s in sizes if not s.is_Integer and s not in known)
 
 
@@ -528,7 +540,7 @@ def names_of(axes: Iterable[Axis]) -> frozenset[str]:
 
 
 # Operations without a C++ expression that are lowered by what they are; reductions are judged by their kind.
-_STRUCTURE = {"const", "index", "size", "pick", "cast", "layout", "stack"}
+_STRUCTURE = {"const", "index", "position", "size", "pick", "cast", "layout", "stack"}
 _STRUCTURE |= {name for name, op in OPS.items() if op.family == "reduce"}
 
 

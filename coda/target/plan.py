@@ -24,6 +24,23 @@ def dtype_list(dtypes: tuple[DType, ...]) -> str:
     return f"{', '.join(most)} and {last}"
 
 
+def counted_axes(node: Node) -> Dim:
+    """The axes that a value is the position along, of several the position in their group; else none."""
+    return (node.attr("axis"),) if node.op == "index" else node.attr("axes") if node.op == "position" else ()
+
+
+def is_run(axes: Dim, dim: Dim) -> bool:
+    """Whether axes are neighbours in a group, in its order."""
+    return any(dim[i : i + len(axes)] == axes for i in range(len(dim)))
+
+
+def place_in(axes: Dim, dim: Dim) -> tuple[Size, Size | None]:
+    """How the position along neighbours in a group follows from that in the group: ``position / step % size``. The size
+    is None where no axis is in front."""
+    at = dim.index(axes[0])
+    return dim_size(dim[at + len(axes) :]), dim_size(axes) if at else None
+
+
 class Space(Enum):
     """Over which part of the output tile a value varies, hence where it is computed."""
 
@@ -152,7 +169,8 @@ class Finishing:
 
     ``partials`` are slots of the workspace, first among its operands, and ``reductions`` the nodes they stand for: slot
     i < len(Plan.stores) is what store i left, the rest are the ``kept`` values of the row kernel, an f32 for each row.
-    Then come ``operands``. ``results``: (value node, output arg, dtype).
+    A slot that is ``plain`` holds values that nothing has reduced before. Then come ``operands``. ``results``: (value
+    node, output arg, dtype).
     """
 
     kind: str
@@ -163,11 +181,16 @@ class Finishing:
     kept: tuple[Node, ...] = ()
     leaves: tuple[Node, ...] = ()  # of a row kernel: the values that the operands are
     batch: Dim = ()  # reduced over as well
+    plain: tuple[bool, ...] = ()  # by slot
 
     @property
     def label(self) -> str:
         """What tells it from the other finish kernels of its plan."""
         return self.kind
+
+    def counted(self, plan: Tiled) -> Dim:
+        """The axes that results are counted by, as one group."""
+        return {"row": plan.rows, "column": plan.columns}.get(self.kind, ())
 
     def extent(self, plan: Tiled) -> Size:
         """The number of elements reduced over: ``Finish::extent``."""

@@ -17,6 +17,7 @@ from coda.errors import CodaError, Diagnostic
 from coda.ir import Axis, Dim, Node, Param, dim_size
 from coda.target.loops import Tensor, is_leaf, joined, tensor_of
 from coda.target.lower import walk
+from coda.target.plan import counted_axes
 from coda.target.rowplan import MAX_LEVELS, Access, Partials, Reading, RowPart, Stride, Total, Writing
 
 STORED = (BF16, F16, F32)
@@ -89,9 +90,9 @@ class PartLowering:
         found = dict.fromkeys(self._columns_of(n) for n in values if n.type.names & self.family)
         return tuple(space for space in found if not any(set(space) < set(other) for other in found)) or ((),)
 
-    def _counted(self) -> set[str]:
+    def _counted(self) -> list[frozenset[str]]:
         """Axes whose position is a value: loops of their own."""
-        return {n.attr("axis").name for n in self.nodes if n.op == "index"}
+        return [frozenset(a.name for a in axes) for axes in filter(None, map(counted_axes, self.nodes))]
 
     def _row_axes(self) -> list[Axis]:
         """All other axes, those that totals keep first, in the order of a result that has them, or of the largest

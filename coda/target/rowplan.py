@@ -120,6 +120,9 @@ class RowFinishing(Finishing):
     def inner(self) -> Size:
         return dim_size(self.loops[1])
 
+    def counted(self, plan: Tiled) -> Dim:
+        return (*self.loops[0], *self.loops[1])
+
     def extent(self, plan: Tiled) -> Size:
         """A mean is a sum, divided by an operand."""
         return sympy.Integer(0)

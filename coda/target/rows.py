@@ -8,7 +8,7 @@ a CodaError that says why.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -30,7 +30,7 @@ from coda.target.rowpart import STORED, Late, PartLowering, fail, is_reduction, 
 from coda.target.rowplan import MAX_PARTS, Access, Partials, RowFinishing, RowPart, RowPlan
 
 _READ = (BF16, F16, F32, I64, I32, BOOL)
-_STRUCTURE = {"const", "index", "size", "cast"}
+_STRUCTURE = {"const", "index", "position", "size", "cast"}
 
 
 def lower_rows(program: Program) -> RowPlan:
@@ -47,17 +47,16 @@ def lower_rows(program: Program) -> RowPlan:
 
 def _prepared(program: Program) -> Program:
     """Lanes and pieces apart, axes by name alone, accumulation written out."""
-    program = rewrite(program, _plain)
+    leading = {p.type.dims[0] for p in program.params if p.type.dims and len(p.type.dims[0]) > 1}
+    program = rewrite(placed_random(program, leading), _plain)
     program = program.with_outputs(map(_accumulated, program.outputs))
     return cut_pieces(unroll_lanes(program))
 
 
 def _plain(node: Node, args: tuple[Node, ...]) -> Node | None:
-    """Without layouts; a pick is the sum of the one element that is not masked, a random number one of its position."""
+    """Without layouts; a pick is the sum of the one element that is not masked."""
     if node.op in ("layout", "transpose"):
         return args[0]
-    if node.op == "rand":
-        return placed_random(node, *args)
     if node.op == "pick":
         z, index = args
         axis = z.type.axis(node.attr("axis"))
@@ -146,7 +145,7 @@ class _Groups:
                    and self.wholes(n.args[0].type.names) <= names]  # fmt: skip
         counted = any(n.op == "index" and n.attr("axis").name in wide for n in nodes)
         whole = all(not axes or axes == all_there_are for axes, all_there_are in reduced)
-        one_loop = all(len(axes) <= 1 or (not counted and len(joined(axes, tensors, set())) == 1) for axes in parts)
+        one_loop = all(len(axes) <= 1 or (not counted and len(joined(axes, tensors)) == 1) for axes in parts)
         return wide if whole and one_loop else family
 
     def of(self, names: Iterable[str]) -> _Group | None:
@@ -201,7 +200,7 @@ class _RowLowering:
 
         def visit(node: Node, args: tuple[Node, ...]) -> Node | None:
             group = self.groups.of(node.args[0].type.names) if is_reduction(node) else None
-            if group is None or node.op == "reduce_logsumexp":
+            if group is None:
                 return None
             sizes = {a.name: a.size for a in node.args[0].type.axes}
             inside, outside = [
@@ -235,8 +234,8 @@ class _RowLowering:
         elif is_reduction(node):
             if node.dtype.kind != "float":
                 raise fail("a reduction of integers is lowered in a later release", node, "convert: 1.0 * x")
-            if node.op == "reduce_logsumexp" and not self._in_row(node):
-                raise fail("'logsumexp' over the rows is lowered in a later release", node)
+        elif node.op == "position" and node.type.names & frozenset().union(*(g.columns for g in self.groups.all)):
+            raise fail("positions in a group of columns are lowered in a later release", node, "give them one axis")
         elif node.op == "partial":
             raise fail("a row kernel finishes its reductions", node, "return the reduction without partial(...)")
         elif OPS[node.op].cpp is None and node.op not in _STRUCTURE:
@@ -267,6 +266,11 @@ class _RowLowering:
         """The reductions that a late value is made of: over rows, or left by a row."""
         stop = lambda n: is_reduction(n) or is_leaf(n)  # noqa: E731
         return [n for n in walk([value], stop) if is_reduction(n)]
+
+    def _columns(self, reduction: Node) -> frozenset[str]:
+        """The columns that a reduction over rows keeps: they are last in its partials."""
+        home = self._homes[reduction.args[0]] if self._homes[reduction] is None else None
+        return home.columns if home is not None else frozenset()
 
     def _late(self, reduction: Node, order: tuple[Axis, ...]) -> Late:
         """A reduction as partials; ``order`` is that of the rows in what is made of it."""
@@ -303,7 +307,7 @@ class _RowLowering:
                 partials += lowering.partials()
         if len(parts) > MAX_PARTS:
             raise fail(f"the program has values over {len(parts)} sets of axes; one kernel takes {MAX_PARTS}")
-        finishings = [self._finishing(f, slots) for f in finishes.values()]
+        finishings = [self._finishing(f, slots, partials) for f in finishes.values()]
         late = [x for part in contents.values() for x in part.late]
         stores = [Store(_kind(x.reduction.type.names, self._homes[x.value]), (x.value,), F32, finished=True,
                         reduction=_reduction(x.reduction)) for x in late]  # fmt: skip
@@ -320,7 +324,10 @@ class _RowLowering:
         if output.type.dtype not in STORED:
             raise fail(f"output '{output.name}' is {output.type.dtype}; this release stores bf16, f16 and f32", value)
         stored = [a.name for dim in tensor.dims for a in dim]
-        order = sorted(value.type.axes, key=lambda a: stored.index(tensor.stored(a.name)))
+        columns = frozenset[str]().union(*(self._columns(r) for r in reductions))
+        of = {a: i for r in reductions for i, a in enumerate(r.args[0].type.axes)}
+        order = sorted(value.type.axes, key=lambda a: (a.name in columns, of[a] if a.name in columns
+                                                       else stored.index(tensor.stored(a.name))))  # fmt: skip
         finish = finishes.setdefault(value.type.names, _Finish(tuple(order), self.groups.of(value.type.names)))
         finish.results.append((output, value, tensor))
         finish.reductions |= dict.fromkeys(reductions)
@@ -338,7 +345,7 @@ class _RowLowering:
 
     # ---- finish kernels ----
 
-    def _finishing(self, finish: _Finish, slots: dict[Node, int]) -> RowFinishing:
+    def _finishing(self, finish: _Finish, slots: dict[Node, int], partials: Sequence[Partials]) -> RowFinishing:
         reductions = tuple(finish.reductions)
         kind = _kind(frozenset(a.name for a in finish.axes), finish.group)
         values = [v for _, v, _ in finish.results]
@@ -349,7 +356,7 @@ class _RowLowering:
                 raise fail("a table is read where reductions are finished", index)
         tensors = [tensor_of(leaf) for leaf in leaves]
         stored = [t for _, _, t in finish.results]
-        loops = joined(finish.axes, [*tensors, *stored], set())
+        loops = joined(finish.axes, [*tensors, *stored])
         if len(loops) > 2:
             raise fail(f"a result over {len(loops)} loops in memory; a finish kernel counts two", values[0])
         outer, inner = ([()] * 2 + [*loops])[-2:]
@@ -357,12 +364,13 @@ class _RowLowering:
         accesses = [t.access(loops, None) for t in [*tensors, *stored]]
         accesses = [replace(a, levels=(*missing, *a.levels)) for a in accesses]
         operands = tuple(self._operand(t, leaf, finish) for leaf, t in zip(leaves, tensors, strict=True))
-        sizes = size_operands(above, sympy.Integer(0))
+        sizes = size_operands(above, sympy.Integer(0), groups=(finish.axes,))
         accesses[len(leaves) : len(leaves)] = [Access(None, I64, size=o.size) for o in sizes]
         results = tuple((v, o.into or o.name, o.type.dtype) for o, v, _ in finish.results)
         return RowFinishing(
             kind, tuple(slots[r] for r in reductions), reductions, operands + sizes, results, leaves=leaves,
             loops=(outer, inner), accesses=tuple(accesses),
+            plain=tuple(not partials[slots[r]].blocks for r in reductions),
         )  # fmt: skip
 
     def _operand(self, tensor: Tensor, leaf: Node, finish: _Finish) -> Operand:

@@ -19,14 +19,17 @@ constexpr int kFinishWidth = 32;
 
 inline void follow_predecessor() {}
 
-template <class R> typename R::State combine_partials(Operand const& slot, int length, int i) {
+template <class R, class Stored = typename R::State>
+typename R::State combine_partials(Operand const& slot, int length, int i) {
   typename R::State total = R::identity();
   for (int c = 0; c < slot.extent; ++c)
-    total = R::combine(total, static_cast<typename R::State const*>(slot.data)[c * length + i]);
+    total = R::combine(total, R::of(static_cast<Stored const*>(slot.data)[c * length + i]));
   return total;
 }
 
-template <class R> float combine_all(Operand const& slot) { return combine_partials<R>(slot, 1, 0); }
+template <class R, class Stored = typename R::State> float combine_all(Operand const& slot) {
+  return R::value(combine_partials<R, Stored>(slot, 1, 0));
+}
 
 template <class D, class T> void store_result(Output const& o, int i, T value) {
   int64_t const inner = o.rows_per_batch;

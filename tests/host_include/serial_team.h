@@ -11,7 +11,7 @@ struct SerialTeam {
   void wait() const {}
   template <class R> void end(int, typename R::State&) const {}
   void next() const {}
-  template <class R, int kCount> void join(float (&)[kCount]) const {}
+  template <class R, int kCount> void join(typename R::State (&)[kCount]) const {}
 };
 
 template <class Part, int kOctets, bool kVector = false> void run_rows(typename Part::Launch const& p) {

@@ -241,6 +241,8 @@ def random_operands(plan: Plan, seed: int) -> dict[str, Tensor | float | None]:
         shape, dtype = type_shape(param.type, sizes), torch_dtype(param.type.dtype)
         if param.name in plan.factors:
             inputs[param.name] = exact_operand(generator, *shape, dtype=dtype)
+        elif param.type.partial:
+            inputs[param.name] = exact_operand(generator, 5, *shape, dtype=dtype)
         elif (param.default is not None and seed % 2) or (param.optional and (seed + i) % 2):
             inputs[param.name] = None
         else:

@@ -109,8 +109,41 @@ ROTATED = """program rotated(h: bf16[(B T), D], w: bf16[(H f=24 p=2), D], pos: i
     a, b = split(h @ w.T, f = c | *)
     return q = concat(rope_interleaved(a, cos[pos], sin[pos]), b, f): bf16[B, H, T, (f p)]
 }"""
-MADE = {text.split()[1].split("(")[0]: text for text in (THIRDS, COLUMNS, PARTIAL, PAIRS, ROTATED)}
-SIZES = {"B": 2, "T": 9, "P": 7, "D": 16, "M": 19, "H": 2}
+DROPPED = """program dropped(h: bf16[(B T), D], w: bf16[(G d=48), D], pos: i64[(B T)], cos: bf16[P, f=16],
+                sin: bf16[P, f], seed: i64[], offset: i64[], const HQ = 3, const HK = 2) {
+    dim G = HQ + HK
+    q, k = split(h @ w.T, G = HQ | HK)
+    return q = where(rand(seed, offset, [B, HQ, T, d]) >= 0.5, rope_half(q, cos[pos], sin[pos]), 0): f32[B, HQ, T, d],
+           k = k * (index(d) + 1) + index(HK) * index(B) - index(T): f32[(B T), (HK d)],
+           top = max(k, d) * rand(seed, offset, [HK, T, B]): f32[(B T), HK]
+}"""
+DROPPED_PAIRS = """program dropped_pairs(h: bf16[(B T), D], w: bf16[(H f=24 p=2), D], seed: i64[], offset: i64[]) {
+    z = (h @ w.T) * rand(seed, offset, [B, T, H, f, p]) + index(f)
+    return y = stack(z.p[0] - z.p[1], z.p[1], p): f32[B, H, T, (f p)]
+}"""
+DROPPED_ROWS = """program dropped_rows(h: bf16[(B T), D], w: bf16[(G d=32), D], seed: i64[], offset: i64[]) {
+    z = h @ w.T
+    return y = z * rsqrt(mean(z * z, d)) * rand(seed, offset, [B, T, G, d]): f32[(B T), (G d)]
+}"""
+FINISHED = """program finished(h: bf16[(B T), D], stats: partial[sum, D] f32[(B T)], w: bf16[(H d=64), D],
+                eps: f32 = 1e-6) {
+    return q = rsqrt(finish(stats) / size(D) + eps) * (h @ w.T): bf16[B, H, T, d]
+}"""
+MADE = {
+    text.split()[1].split("(")[0]: text
+    for text in (
+        THIRDS,
+        COLUMNS,
+        PARTIAL,
+        PAIRS,
+        ROTATED,
+        DROPPED,
+        DROPPED_PAIRS,
+        DROPPED_ROWS,
+        FINISHED,
+    )
+}
+SIZES = {"G": 3, "B": 2, "T": 9, "P": 7, "D": 16, "M": 19, "H": 2}
 
 
 def programs() -> dict[str, Program]:

@@ -116,11 +116,6 @@ REFUSALS = {
         (2, 9), "'out' has dim (B), which is neither the rows (B T) nor the columns (N) of the product",
         "this release reads whole rows and columns; parts of a group come later",
     ),
-    "index_of_a_part": (
-        "x: bf16[(B T), K], w: bf16[N, K]) {\n return (x @ w.T) * index(T): f32",
-        (2, 21), "index(T) counts along a part of the rows or columns, which is lowered in a later release",
-        "pass the positions as an operand",
-    ),
     # operands of the epilogue
     "interleaved_operand": (
         "x: bf16[M, K], w: bf16[(F s=2), K], z: bf16[M, (F s)]) {\n y = x @ w.T + z\n return y.s[0] * y.s[1]: bf16",
@@ -140,11 +135,6 @@ REFUSALS = {
         (1, 41), "operand 's' is s8; an epilogue reads bf16, f16, f32, i64, i32 and bool", None,
     ),
     # operations
-    "random": (
-        "x: bf16[(B T), K], w: bf16[N, K], s: i64[]) {\n return x @ w.T * rand(s, 0, [B, T, N]): bf16",
-        (2, 19), "axis 'B' of 'rand' is a part of the rows or columns: lowered in a later release",
-        "give the rows one axis, as in x: bf16[M, D]",
-    ),
     "pick": (
         "x: bf16[M, K], w: bf16[N, K], t: i64[M]) {\n y = x @ w.T\n return y - pick(y, N, t): bf16",
         (3, 9), "output 'out' uses a finished reduction over whole rows in every element; that needs a second kernel "
@@ -184,18 +174,10 @@ REFUSALS = {
         (2, 28), "output 'q' is i64; elements are stored in bf16, f16, f32, f8e4m3, f8e5m2 and s8", None,
     ),
     # reductions
-    "logsumexp": (
-        "x: bf16[M, K], w: bf16[N, K]) {\n return logsumexp(x @ w.T, M): f32",
-        (2, 9), "'logsumexp' over the rows is lowered in a later release", None,
-    ),
     "partial_logsumexp": (
         "x: bf16[M, K], w: bf16[N, K]) {\n return partial(logsumexp(x @ w.T, N)): f32",
         (2, 17), "a partial of 'logsumexp' is 2 values, and an output holds one",
         "return logsumexp(...), which is finished",
-    ),
-    "over_everything": (
-        "x: bf16[M, K], w: bf16[N, K]) {\n return logsumexp(x @ w.T, (M N)): f32",
-        (2, 9), "'logsumexp' over the rows is lowered in a later release", None,
     ),
     "of_a_reduction": (
         "x: bf16[M, K], w: bf16[N, K]) {\n return sum(sum(x @ w.T, M), N): f32",
@@ -222,10 +204,6 @@ REFUSALS = {
         (2, 13), "output 'c' is i64; this release stores bf16, f16 and f32", None,
     ),
     # head-wise epilogues
-    "index_by_heads": (
-        "x: bf16[M, K], w: bf16[(H d=64), K]) {\n z = x @ w.T\n return z * sum(z, d) * index(d): bf16",
-        (3, 25), "'index' in a head-wise epilogue is lowered in a later release", None,
-    ),
     "logsumexp_of_a_head": (
         "x: bf16[M, K], w: bf16[(H d=64), K]) {\n return logsumexp(x @ w.T, d): f32",
         (2, 9), "'logsumexp' in a head-wise epilogue is lowered in a later release", None,

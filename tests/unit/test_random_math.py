@@ -12,10 +12,11 @@ from torch import Tensor
 
 import coda
 from coda.errors import CodaError
+from coda.runtime.inputs import random_inputs
 from coda.runtime.philox import uniform, uniform_at
 from coda.runtime.reference import evaluate
 from coda.target import lower
-from tests.hostmath import compile_cpp, compile_plan
+from tests.hostmath import compile_cpp, compile_plan, compile_plans
 from tests.support import bf16, program
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -97,3 +98,37 @@ def test_torchs_mask_is_refused():
     with pytest.raises(CodaError, match="'dropout' would promise torch's mask") as caught:
         program("program p(x: bf16[M, K], w: bf16[N, K]) { return dropout(x @ w.T, 0.5): bf16 }")
     assert "rand(seed, offset, [M, D])" in str(caught.value)
+
+
+GROUPED = """
+program rows(x: bf16[(B T), K], w: bf16[N, K], r: bf16[(B T), N], seed: i64[], offset: i64[], p: f32) {
+    return y = r + where(rand(seed, offset, [B, T, N]) >= p, (x @ w.T) / (1 - p), 0): bf16
+}
+program columns(x: bf16[M, K], w: bf16[(H d), K], seed: i64[], offset: i64[]) {
+    return y = (x @ w.T) * rand(seed, offset, [M, H, d]): f32
+}
+program any_order(x: bf16[(B T), K], w: bf16[(H d), K], seed: i64[], offset: i64[]) {
+    return y = (x @ w.T) * rand(seed, offset, [H, T, d, B]): f32
+}
+program lanes(x: bf16[M, K], w: bf16[(s=2 F), K], seed: i64[], offset: i64[]) {
+    z = (x @ w.T) * rand(seed, offset, [M, s, F])
+    return y = z.s[0] * z.s[1]: f32, z: f32[M, (s F)]
+}
+program counted(x: bf16[(B T), K], w: bf16[(H d), K]) {
+    z = x @ w.T
+    return y = z * (index(T) - index(B)) + index(H) * index(d): f32, s = sum(z, (B T)) + index(d): f32,
+        r = sum(z, (H d)) * index(T): f32
+}
+"""
+
+
+def test_positions_in_groups_and_lanes():
+    """Rows in batches, columns in heads, both halves of a gated unit: in any order of the axes."""
+    programs = coda.parse(GROUPED).programs
+    for p, host in zip(programs.values(), compile_plans([lower(p) for p in programs.values()]), strict=True):
+        every = {"B": 3, "T": 5, "K": 8, "N": 6, "H": 2, "d": 7, "M": 9, "F": 6}
+        sizes = {a.name: every[a.name] for a in p.free_axes}
+        inputs = random_inputs(p, sizes, 1) | ({"seed": 2**60 + 1} if p.name != "counted" else {})
+        got, want = host(inputs, sizes), evaluate(p, inputs, dims=sizes)
+        for name in want:
+            torch.testing.assert_close(got[name], want[name], rtol=2**-7 if p.name == "rows" else 1e-6, atol=1e-6)

@@ -36,6 +36,15 @@ SPECIAL = {
     "lanes_out": "program p(a: f32[M, F], b: f32[M, F]) { return z = stack(a + b, a - b, s): bf16[M, (F s)] }",
     "totals": "program p(x: bf16[M, N]) { return sum(x * x, (M N)): f32, c = mean(x, M): bf16, m = max(x, M): f32 }",
     "row_total": "program p(x: bf16[M, N]) { return mean(logsumexp(x, N), M): f32 }",
+    "logsumexp": "program p(x: f32[M, N]) { return c = logsumexp(x, M): f32, t = logsumexp(x, (M N)): f32,\n"
+    "r = logsumexp(logsumexp(x, N), M): f32, n = logsumexp(sum(x, N), M): f32 }",
+    "logsumexp_kept": "program p(x: bf16[B, T, D]) { return s = logsumexp(x, T): f32, m = logsumexp(x, (T D)): f32 }",
+    "logsumexp_of_heads": "program p(x: f32[(B T), (H d=16)], g: f32[d]) { y = g * x * rsqrt(mean(x * x, d))\n"
+    "return y: bf16, s = logsumexp(y, (H d)): f32, t = logsumexp(y, (B T H)): f32 }",
+    "counted": "program p(x: f32[(B T), (H d)]) { return s = sum(x, (B T)) * index(H) + index(d): f32 }",
+    "counted_rows": "program p(x: f32[B, T, (H d)]) { return t = max(x, T) * index(B) + index(d): f32[B, (H d)] }",
+    "kept_transposed": "program p(x: f32[B, T, D]) {\n"
+    "return t = max(x, T) + index(D): f32[D, B], s = sum(x, T): f32[D, B] }",
     "pick": "program p(z: bf16[M, V], label: i64[M]) { return logsumexp(z, V) - pick(z, V, label): f32 }",
     "index": "program p(x: f32[M, N]) { return where(index(N) <= index(M), x, 0): f32 }",
     "sizes": "program p(x: f32[M, N]) { return x / size(M) + sum(x, N) / size(N): f32 }",
@@ -237,7 +246,6 @@ def test_a_map_is_a_row_kernel_without_reductions() -> None:
         ("program p(x: f32[B, T, D]) { return s = sum(x, T): f32, r = sum(x, B): f32 }", "keep different rows"),
         ("program p(x: f32[M, N]) { return x - mean(x, M): f32 }", "a second kernel"),
         ("program p(x: i64[M, N]) { return sum(x, N): i64 }", "a reduction of integers"),
-        ("program p(x: f32[M, N]) { return logsumexp(x, M): f32 }", "over the rows"),
         ("program p(x: f32[M, N]) { return partial(sum(x, N)): f32 }", "finishes its reductions"),
         ("program p(t: f32[P], i: i32[M, D]) { return t[i]: f32 }", "a position of its own for each column"),
     ],

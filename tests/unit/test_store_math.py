@@ -79,6 +79,19 @@ extern "C" void lse(Place const* p, float const* values, coda::LogSumExp::State*
       coda::store_row_partial<coda::LogSumExp>(o, totals[rr], at.row + 8 * rr, p->rows, 0, 1, at.q);
   });
 }
+template <class R> static void columns_all(Place const& p, float const* values, float* partials) {
+  run_warp([&](int lane) {
+    coda::Two<float> pairs[8];
+    fill<32>(values, lane, pairs, two);
+    coda::Output o{};
+    o.data = partials, o.row = p.columns, o.column = 1;
+    coda::store_column_partials<R, 32>(o, pairs, position(p, lane), 0, lane);
+  });
+}
+extern "C" void columns_sum(Place const* p, float const* v, float* o) { columns_all<coda::Sum>(*p, v, o); }
+extern "C" void columns_max(Place const* p, float const* v, float* o) { columns_all<coda::Max>(*p, v, o); }
+extern "C" void columns_min(Place const* p, float const* v, float* o) { columns_all<coda::Min>(*p, v, o); }
+extern "C" void columns_logsumexp(Place const* p, float const* v, float* o) { columns_all<coda::LogSumExp>(*p, v, o); }
 extern "C" void pick(Place const* p, float const* values, int64_t const* labels, int column, float* picked) {
   run_warp([&](int lane) {
     coda::Two<float> pairs[8];
@@ -152,6 +165,25 @@ def test_interleaved_lanes(bits: int, vector: bool):
     call(f"interleaved{bits}", Place(out.data_ptr(), 128, 2, 1, vector, 13, 40), steps)
     assert torch.equal(out[:13, FIRST:40], steps.movedim(0, -1)[:13, : 40 - FIRST])
     assert int((out != 0).sum()) == 2 * 13 * (40 - FIRST)
+
+
+@pytest.mark.parametrize("kind", ["sum", "max", "min", "logsumexp"])
+@pytest.mark.parametrize("rows", [ROWS, 13, 3])
+@pytest.mark.parametrize("columns", [17, 31, 48])
+def test_rows_of_a_band_are_reduced(kind: str, rows: int, columns: int):
+    """Rows that are there, in columns that are there; of log-sum-exp a maximum and a sum relative to it."""
+    x = torch.randn(ROWS, 32) - 50
+    x[rows:] = float("nan")
+    partials = torch.full((columns, 2) if kind == "logsumexp" else (columns,), -777.0)
+    call(f"columns_{kind}", Place(0, 0, 0, 0, False, rows, columns), x, partials)
+    inside = x[:rows, : columns - FIRST]
+    if kind == "logsumexp":
+        assert torch.equal(partials[FIRST:, 0], inside.amax(0))
+        got, want = partials[FIRST:, 0] + partials[FIRST:, 1].log(), inside.logsumexp(0)
+    else:
+        got, want = partials[FIRST:], {"sum": inside.sum, "max": inside.amax, "min": inside.amin}[kind](0)
+    torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-5)
+    assert (partials[:FIRST] == -777.0).all()
 
 
 @pytest.mark.parametrize("columns", [17, 30, 48])

@@ -26,7 +26,7 @@ struct Body {
   }
   CODA_FN static Columns columns(coda::Operand const* in, Uniform const& u, int n, int columns) {
     Columns c{};
-    c.c0 = {int64_t(n), int64_t(n) + 1};
+    c.c0 = {int64_t(n), int64_t(n + 1)};
     return c;
   }
   CODA_FN static Result element(Uniform const& u, Row const& r, Columns const& c, int m, int n, coda::Two<float> product0) {
