@@ -2,7 +2,8 @@
 
 * An entry is built in a private folder next to its final place, every file is flushed to disk, then the folder is
   renamed. A reader sees all of it or nothing.
-* Who loses a race keeps and uses the folder it built: on NFS the winner may not be visible yet.
+* One process builds an entry, the others wait for it: the ranks of a job compile a kernel once. Where files cannot be
+  locked all build, and who loses the race keeps and uses its own folder: on NFS the winner may not be visible yet.
 * ``entry.json`` holds a hash of the library; an entry that does not match it is rebuilt.
 * A cache that cannot be written is only read; builds then go to a temporary folder.
 """
@@ -10,12 +11,13 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 Build = Callable[[Path], None]  # fills a folder with the files of an entry
@@ -44,14 +46,29 @@ def obtain(key: str, library: str, build: Build, root: Path | None = None) -> Pa
     entry = _entry(key, root)
     if is_intact(entry, library):
         return entry
-    private = _private_folder(entry)
-    try:
-        build(private)
-    except BaseException:
-        _keep_log(private, entry)
-        raise
-    _seal(private, library)
-    return _publish(private, entry, library)
+    with locked(entry.parent.parent / ".locks" / key):
+        if is_intact(entry, library):  # built while we waited
+            return entry
+        private = _private_folder(entry)
+        try:
+            build(private)
+        except BaseException:
+            _keep_log(private, entry)
+            raise
+        _seal(private, library)
+        return _publish(private, entry, library)
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """One process, or thread, at a time for each file; the lock of a process that dies is free. Where files cannot be
+    locked nobody waits."""
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = stack.enter_context(path.open("w"))
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def reject(key: str, reason: str, root: Path | None = None) -> None:

@@ -7,11 +7,10 @@ last of several writers wins. What cannot be read, or was written by another ver
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import lru_cache
 from pathlib import Path
@@ -179,13 +178,7 @@ def tile_for(plan: Plan, sizes: Mapping[str, int], device: Device) -> Tile | Non
     return tile if legal_tile(tile, plan) else None
 
 
-@contextlib.contextmanager
-def lock(name: str, root: Path | None = None) -> Iterator[None]:
+def lock(name: str, root: Path | None = None) -> contextlib.AbstractContextManager[None]:
     """One process at a time (case N6: of several ranks one measures, the others wait and then find its choice). Where
     files cannot be locked, each measures for itself."""
-    with contextlib.ExitStack() as stack:
-        with contextlib.suppress(OSError):
-            folder(root).mkdir(parents=True, exist_ok=True)
-            file = stack.enter_context((folder(root) / f".{name}.lock").open("w"))
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+    return cache.locked(folder(root) / f".{name}.lock")

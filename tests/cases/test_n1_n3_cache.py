@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -27,18 +29,40 @@ def slow_build(folder: Path) -> None:
         file.write(" and half")
 
 
-def build_and_read(root: str) -> str:
-    return (cache.obtain("abcd", LIBRARY, slow_build, Path(root)) / LIBRARY).read_text()
+def build_and_read(root: str) -> tuple[str, bool]:
+    """What is read, and whether this process built it."""
+    built = []
+
+    def build(folder: Path) -> None:
+        slow_build(folder)
+        built.append(folder)
+
+    return (cache.obtain("abcd", LIBRARY, build, Path(root)) / LIBRARY).read_text(), bool(built)
 
 
 def test_n1_eight_processes_on_a_cold_cache(tmp_path: Path) -> None:
+    """One builds, the others wait for it."""
     with multiprocessing.get_context("spawn").Pool(8) as pool:
-        texts = pool.map(build_and_read, [str(tmp_path)] * 16, chunksize=1)
-    assert set(texts) == {"half and half"}
+        texts, built = zip(*pool.map(build_and_read, [str(tmp_path)] * 16, chunksize=1), strict=True)
+    assert set(texts) == {"half and half"} and sum(built) == 1
     assert cache.is_intact(tmp_path / "ab" / "abcd", LIBRARY)
 
 
-def test_n2_loser_of_the_race_uses_its_own(tmp_path: Path) -> None:
+def test_n1_a_builder_that_dies_holds_nobody_up(tmp_path: Path) -> None:
+    process = multiprocessing.get_context("spawn").Process(target=cache.obtain, args=("abcd", LIBRARY, die, tmp_path))
+    process.start()
+    process.join()
+    assert process.exitcode == 3 and build_and_read(str(tmp_path)) == ("half and half", True)
+
+
+def die(folder: Path) -> None:
+    os._exit(3)
+
+
+def test_n2_loser_of_the_race_uses_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where files cannot be locked."""
+    monkeypatch.setattr(cache, "locked", lambda path: nullcontext())
+
     def build(folder: Path) -> None:
         cache.obtain("abcd", LIBRARY, lambda f: (f / LIBRARY).write_text("winner") and None, tmp_path)
         (folder / LIBRARY).write_text("loser")
