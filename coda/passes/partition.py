@@ -186,6 +186,7 @@ class _Partitioner:
     def run(self, notes: tuple[Note, ...]) -> Partition:
         self.stored = stored_values(self.program, self.schedule)
         self.host_maps()
+        self.host_sums()
         kernels = _in_order([k for roots in self.kernel_roots() for k in self.kernels(roots)])
         named = _named(kernels, self.program)
         reasons = tuple(Note("partition", f"{k.name}: {_reason(k)}") for k in named)
@@ -210,6 +211,21 @@ class _Partitioner:
                     and needed <= self.matrices(self.stage_closure(2 * index))
                 ):
                     self.stage[node] = 2 * index
+                    break
+
+    def host_sums(self) -> None:
+        """Move sums over the rows that are a kernel of their own in stage 0 into a kernel behind a product that owns
+        rows and reads all they need anyway."""
+        for roots in self.kernel_roots():
+            inside = self.closure(roots)
+            over_rows = [n for n in inside if OPS[n.op].family == "reduce"]
+            if self.stage[roots[0]] or any(n not in self.late for n in (*roots, *over_rows)):
+                continue
+            readers = [self.stage[u] for n in roots for u in self.reading(n) if u not in roots]
+            behind = sorted({s for n in self.stored if (s := self.stage[n]) % 2 == 1})
+            for stage in (s for s in behind if all(s < reader for reader in readers)):
+                if self.matrices(inside) <= self.matrices(self.stage_closure(stage)):
+                    self.stage |= dict.fromkeys(roots, stage)
                     break
 
     def reading(self, node: Node) -> Iterator[Node]:

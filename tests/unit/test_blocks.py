@@ -238,7 +238,7 @@ KINDS = {  # kernels forward, backward
     ),
     "qwen3_qkv": ("row gemm", None),
     "gemma2_mlp": ("gemm row gemm gemm row", None),
-    "gpt2_mlp": ("gemm row gemm gemm", None),
+    "gpt2_mlp": ("gemm row gemm gemm", "gemm finish gemm finish row finish gemm gemm gemm gemm"),
 }
 
 

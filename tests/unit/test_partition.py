@@ -266,3 +266,14 @@ def test_the_axes_of_a_table_are_no_columns():
         return n = y * rsqrt(mean(y * y, D) + 0.01): bf16
     }""")
     assert [k.kind for k in check(p).kernels] == ["row"]
+
+
+def test_sums_over_the_rows_go_along_with_a_row_kernel_that_reads_the_same():
+    """The gradient of the last bias, of d_y alone, beside the LayerNorm through which d_y also passes."""
+    p = program("""program p(x: bf16[M, D], g: bf16[D], b: bf16[D], w: bf16[D, F], v: bf16[F, D], c: bf16[D]) {
+        return y = x + relu(layer_norm(x, g, b, 1e-5) @ w) @ v + c: bf16
+    }""")
+    parts = check(derive(p)[0].backward)
+    (row,) = (k for k in parts.kernels if k.kind == "row")
+    assert not any(k.kind == "map" for k in parts.kernels)
+    assert [o.is_partial for o in row.program.outputs] == [False, True]
