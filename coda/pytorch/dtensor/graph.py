@@ -72,6 +72,13 @@ def example(node: fx.Node) -> Any:
     return node.meta.get("example_value", node.meta.get("val"))
 
 
+def behind(node: fx.Node) -> fx.Node:
+    """The node behind which to insert what reads a node: inputs stay together."""
+    while node.op == "placeholder" and node.next.op == "placeholder":
+        node = node.next
+    return node
+
+
 def dtensors(*nodes: fx.Node) -> list[fx.Node]:
     """Those of some nodes that are DTensors, or have some among several values."""
     return [n for n in nodes if any(isinstance(x, DTensor) for x in tree_leaves(example(n)))]

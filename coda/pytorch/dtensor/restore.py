@@ -10,7 +10,7 @@ from torch import Tensor, fx
 from torch.distributed.tensor import DTensor, Replicate
 from torch.fx.node import map_arg
 
-from coda.pytorch.dtensor.graph import Local, OnDTensors, Spread, example
+from coda.pytorch.dtensor.graph import Local, OnDTensors, Spread, behind, example
 from coda.pytorch.dtensor.layout import Placements, of_gradient
 from coda.pytorch.graph import bodies
 from coda.pytorch.refusal import Refusal
@@ -57,7 +57,7 @@ class _Writer:
 
     def part_of_input(self, node: fx.Node, x: DTensor) -> None:
         users = list(node.users)
-        with self.graph.inserting_after(node):
+        with self.graph.inserting_after(behind(node)):
             part = self.graph.call_function(to_local(x.placements), (node,))
         for user in users:
             user.replace_input_with(node, part)
@@ -78,7 +78,7 @@ class _Writer:
     def spread(self, node: fx.Node, what: Spread) -> fx.Node:
         replicas = (Replicate(),) * what.mesh.ndim
         (part,) = node.args[0]
-        laid = self.graph.call_function(from_local(what.mesh, replicas), (part,))
+        laid = self.from_local(part, what.mesh, replicas)
         return self.graph.call_function(to_local(replicas, what.dims), (laid,))
 
     def take_spreads(self, part: fx.Node, placements: Placements) -> None:
@@ -98,9 +98,24 @@ class _Writer:
         written: dict[fx.Node, fx.Node] = dict(self.inputs)
         for operand, part in zip(what.operands, node.args[0], strict=True):
             x = example(operand)
-            written[operand] = self.graph.call_function(whole(x), (part,)) if isinstance(x, DTensor) else part
+            written[operand] = self.whole(part, x) if isinstance(x, DTensor) else part
         made, x = self.written(what.node, written), example(what.node)
         return self.graph.call_function(to_local(x.placements), (made,)) if isinstance(x, DTensor) else made
+
+    def whole(self, part: fx.Node, x: DTensor) -> fx.Node:
+        """A DTensor like another from a local part. Shape and strides are told where they are numbers: shards may
+        differ in size."""
+        fixed = not any(isinstance(s, torch.SymInt) for s in (*x.shape, *x.stride()))
+        geometry = {"shape": torch.Size(x.shape), "stride": tuple(x.stride())} if fixed else {}
+        return self.from_local(part, x.device_mesh, x.placements, geometry)
+
+    def from_local(
+        self, part: fx.Node, mesh: Any, placements: Placements, geometry: Mapping[str, Any] | None = None
+    ) -> fx.Node:
+        """AOT autograd of torch 2.13 takes meshes for inputs: the graph's own is used, or that of a DTensor."""
+        known = {was: example(was) for was in self.inputs}
+        source = [self.inputs[was] for was, x in known.items() if getattr(x, "device_mesh", x) == mesh][:1]
+        return self.graph.call_function(from_local(mesh, placements, geometry or {}), (part, *source))
 
     def written(self, node: fx.Node, there: dict[fx.Node, fx.Node]) -> fx.Node:
         """A node of Dynamo's graph, and what it reads, in this one."""
@@ -118,7 +133,7 @@ class _Writer:
         with self.graph.inserting_before(output):
             for i, was in enumerate(dynamo.args[0]):
                 if isinstance(was, fx.Node) and isinstance(x := example(was), DTensor):
-                    results[i] = self.graph.call_function(whole(x), (results[i],))
+                    results[i] = self.whole(results[i], x)
         output.args = (tuple(results),)
 
 
@@ -135,18 +150,12 @@ def to_local(placements: Placements, summed: frozenset[int] = frozenset()) -> Ca
     return to_local
 
 
-def from_local(mesh: Any, placements: Placements, **geometry: Any) -> Callable[[Tensor], DTensor]:
+def from_local(mesh: Any, placements: Placements, geometry: Mapping[str, Any]) -> Callable[..., DTensor]:
+    """``from_local``, of a part and what has the mesh, where the graph has that."""
     mesh = getattr(mesh, "real_obj", mesh)
 
-    def from_local(part: Tensor) -> DTensor:
-        return DTensor.from_local(part, mesh, placements, run_check=False, **geometry)
+    def from_local(part: Tensor, source: Any = None) -> DTensor:
+        there = mesh if source is None else getattr(source, "device_mesh", source)
+        return DTensor.from_local(part, there, placements, run_check=False, **geometry)
 
     return from_local
-
-
-def whole(x: DTensor) -> Callable[[Tensor], DTensor]:
-    """``from_local`` that makes DTensors like one. Shape and strides are told where they are numbers: shards may differ
-    in size."""
-    fixed = not any(isinstance(s, torch.SymInt) for s in (*x.shape, *x.stride()))
-    geometry = {"shape": torch.Size(x.shape), "stride": tuple(x.stride())} if fixed else {}
-    return from_local(x.device_mesh, x.placements, **geometry)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, fx
 
 from coda.pytorch.aten import kind
-from coda.pytorch.dtensor.graph import Local, Spread
+from coda.pytorch.dtensor.graph import Local, Spread, behind
 from coda.pytorch.graph import Aliases, bodies, with_gradient
 from coda.pytorch.values import int_hint
 
@@ -59,7 +59,7 @@ class _Hoister:
         return [a for a in value.all_input_nodes if a in self.wanting]
 
     def spread(self, value: fx.Node, what: Spread) -> fx.Node:
-        with self.graph.inserting_after(value):
+        with self.graph.inserting_after(behind(value)):
             node = self.local.call(self.graph, what, [value], value.meta["val"])
         node.meta["val"] = value.meta["val"]
         self.wanting.add(node)

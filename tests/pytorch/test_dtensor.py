@@ -1,0 +1,174 @@
+"""Tensor parallelism in one process, whose collectives do nothing: what is fused, and what is communicated."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from functorch.compile import make_boxed_func
+from torch import Tensor, fx, nn
+from torch._dynamo.backends.common import aot_autograd
+
+pytest.importorskip("torch.distributed.tensor")
+if not dist.is_available():
+    pytest.skip("needs torch.distributed", allow_module_level=True)
+
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.debug import CommDebugMode
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from coda.pytorch import backend
+from coda.pytorch.dtensor.layout import of_gradient, summed_dims
+from tests.pytorch.parallel import Decoder, columns_and_rows, with_sequence
+
+R, P, S = Replicate(), Partial(), Shard
+
+
+@pytest.fixture
+def mesh() -> Iterator[DeviceMesh]:
+    """Two ranks, of which this process is the first."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    yield init_device_mesh("cpu", (2,))
+    dist.destroy_process_group()
+
+
+def compiled(function: Callable, **how) -> Callable:
+    return torch.compile(function, backend="coda", options={"inductor": False, **how})
+
+
+def step(model: nn.Module) -> None:
+    ids = torch.zeros(2, 8, dtype=torch.int64)
+    model(ids, ids).loss.backward()
+
+
+def without_sequence(model: nn.Module, mesh: DeviceMesh) -> None:
+    columns_and_rows(model.layers, mesh, ("attention.", "feed_forward."))
+
+
+INNER = ["w1", "w2", "w3"]
+
+
+@pytest.mark.parametrize(
+    ("plan", "fused"),
+    [(without_sequence, ["head", *INNER, "wk", "wq", "wv"]), (with_sequence, [*INNER, "wk", "wq", "wv"])],
+)
+def test_regions_are_those_between_the_collectives(mesh, reports, plan, fused):
+    """A norm of whole rows is in the region of its products; behind it the rows are gathered where each rank norms a
+    part of them."""
+    model = Decoder()
+    plan(model, mesh)
+    step(compiled(model))
+    (report,) = reports
+    assert sorted(x.name.split(".")[-1] for x in report.fused) == fused
+    assert {x.name.split(".")[-1] for x in report.unfused} == {"head", "wo"} - set(fused)
+    assert all("nothing to fuse" in str(x.reason) for x in report.unfused)
+    gate = next(x for x in report.fused if x.name.endswith("w1"))
+    assert ("rms_norm" in gate.fused_with) == (plan is without_sequence)
+
+
+@pytest.mark.parametrize(
+    ("plan", "eager", "expected"),
+    [
+        (without_sequence, {"all_reduce": 7}, {"all_reduce": 6}),
+        (with_sequence, *2 * [{"all_gather_into_tensor": 7, "reduce_scatter_tensor": 6}]),
+    ],
+)
+def test_what_is_communicated(mesh, monkeypatch, plan, eager, expected):
+    """As much as PyTorch does in eager mode. Without sequence parallelism the gradients of q, k and v are added before
+    the ranks add theirs, and so are those of gate and up; the gradients of the weights of norms come as small sums."""
+    alone, model = Decoder(), Decoder()
+    plan(alone, mesh)
+    plan(model, mesh)
+    with CommDebugMode() as seen:
+        step(alone)
+    assert {str(op).split(".")[-1]: n for op, n in seen.get_comm_counts().items()} == eager
+
+    ours = Counter[str]()
+
+    def counting(gm: fx.GraphModule, inputs: Any) -> Callable:
+        ours.update(str(n.target.overloadpacket).split(".")[-1] for n in gm.graph.nodes if "_c10d" in str(n.target))
+        return make_boxed_func(gm.forward)
+
+    monkeypatch.setattr(backend, "compile_rest", lambda gm, x, *_: aot_autograd(fw_compiler=counting)(gm, x))
+    step(compiled(model))
+    del ours["wait_tensor"]
+    assert ours == expected
+
+
+def test_gradients_lie_like_their_parameters(mesh):
+    """But where PyTorch itself leaves the sum to the optimizer: a weight that all ranks have, read with their part of
+    the rows."""
+    model = Decoder()
+    with_sequence(model, mesh)
+    step(compiled(model))
+    for name, p in model.named_parameters():
+        assert p.grad.placements == ((P,) if "norm" in name else p.placements), name
+
+
+def weight(mesh: DeviceMesh, *shape: int, placement=R) -> DTensor:
+    return distribute_tensor(torch.randn(*shape), mesh, [placement]).requires_grad_()
+
+
+def test_a_product_that_communicates_is_left_with_the_reason(mesh, reports):
+    w, v = weight(mesh, 32, 16, placement=S(1)), weight(mesh, 24, 32, placement=S(0))
+
+    def f(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
+        parts = torch.nn.functional.linear(DTensor.from_local(x, mesh, [S(1)], run_check=False), w)
+        return torch.nn.functional.linear(parts, v).to_local()
+
+    compiled(f)(torch.randn(4, 8), w, v)
+    assert "more than a product of local parts" in str(reports[-1].unfused[-1].reason)
+
+
+def test_a_graph_that_writes_into_a_dtensor_stays_as_it_is(mesh, reports):
+    w = weight(mesh, 32, 16, placement=S(0))
+
+    def f(x: Tensor, w: Tensor) -> Tensor:
+        y = torch.nn.functional.linear(DTensor.from_local(x, mesh, [R], run_check=False), w)
+        return y.relu_().to_local()
+
+    x = torch.randn(4, 16)
+    torch.testing.assert_close(compiled(f)(x, w), f(x, w))
+    assert "writes into a DTensor" in str(reports[-1].unfused[0].reason)
+
+
+def test_a_dtensor_that_is_returned_is_one(mesh, reports):
+    w = weight(mesh, 32, 16, placement=S(0))
+
+    def f(x: Tensor, w: Tensor) -> Tensor:
+        return torch.nn.functional.linear(x, w).sigmoid()
+
+    x = weight(mesh, 4, 16)
+    y = compiled(f)(x, w)
+    y.sum().backward()
+    assert reports[-1].fused and y.placements == (S(1),) and y.shape == (4, 32)
+    torch.testing.assert_close(y.to_local(), f(x, w).to_local())
+    assert x.grad.placements == (P,) and w.grad.placements == (S(0),)
+
+
+@pytest.mark.parametrize(
+    ("operands", "results", "summed"),
+    [
+        ([[R], [R]], [[R]], [[], []]),
+        ([[R], [S(0)]], [[S(1)]], [[0], []]),  # a column's product
+        ([[S(1)], [S(1)]], [[P]], [[], []]),  # a row's
+        ([[S(0)], [R]], [[S(0)]], [[], [0]]),  # a norm of a part of the rows
+        ([[P], [R]], [[P]], [[], [0]]),
+        ([[P], [S(0)]], [[P]], None),
+        ([[P]], [[R]], None),
+        ([[S(0)]], [[R]], None),
+        ([[S(0), R], [R, S(0)]], [[S(0), S(1)]], [[1], [0]]),  # rows over one dim of the mesh, columns over the other
+    ],
+)
+def test_where_gradients_are_parts_of_a_sum(operands, results, summed):
+    assert summed_dims(operands, results) == (None if summed is None else [frozenset(x) for x in summed])
+
+
+def test_layout_of_gradients():
+    assert of_gradient((R, S(1), P)) == (R, S(1), R)
+    assert of_gradient((R, S(1)), frozenset([0])) == (P, S(1))
