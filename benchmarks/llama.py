@@ -31,8 +31,8 @@ from benchmarks.models import EPS, MODELS, POSITIONS, Model
 from benchmarks.records import RESULTS, write
 from benchmarks.run import device_name, versions
 
-WAYS = ("eager", "inductor", "max-autotune", "liger", "coda", "coda-graphs")
-DEFAULT = ("eager", "inductor", "liger", "coda")
+WAYS = ("eager", "inductor", "max-autotune", "liger", "coda", "coda-loss", "coda-graphs")
+DEFAULT = ("eager", "inductor", "liger", "coda", "coda-loss")
 PHASES = ("training", "prefill")
 LIMIT = 2.0  # largest error, in units of eager bf16's
 Call = Callable[[], Any]
@@ -85,6 +85,8 @@ def way_of(name: str, model: nn.Module) -> tuple[nn.Module, Callable[..., Any]]:
             return model, torch.compile(model, mode="max-autotune-no-cudagraphs")
         case "coda":
             return model, torch.compile(model, backend="coda")
+        case "coda-loss":  # which returns no logits, as Liger does
+            return model, torch.compile(model, backend="coda", options={"fuse_loss": True})
         case "coda-graphs":
             return model, torch.compile(model, backend="coda", options={"mode": "reduce-overhead"})
         case "liger":
