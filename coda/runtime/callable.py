@@ -29,9 +29,9 @@ from coda.errors import CodaError
 from coda.ir import Output, Program
 from coda.runtime.device import capturing
 from coda.runtime.layout import cure
-from coda.runtime.operands import Operands, named, resolve, with_defaults
+from coda.runtime.operands import Operands, keywords, named, resolve, with_defaults
 from coda.runtime.reference import evaluate_sized
-from coda.runtime.repeat import REMEMBERED, Repeat, layout_key, wants_gradient
+from coda.runtime.repeat import REMEMBERED, Repeat, Separate, layout_key, views_of, wants_gradient
 from coda.runtime.results import allocate, guard_gradient, preallocated, returned, shape_of
 from coda.runtime.unfused import Unfused
 
@@ -106,7 +106,7 @@ class CompiledProgram:
     measured: Measured | None = None
     last_route: Route | None = field(default=None, compare=False)
     _failure: CodaError | None = field(default=None, repr=False, compare=False)
-    _accepted: dict[tuple, Repeat] = field(default_factory=dict, repr=False, compare=False)
+    _accepted: dict[tuple, Repeat | Separate] = field(default_factory=dict, repr=False, compare=False)
     _unfused: Unfused | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -116,9 +116,11 @@ class CompiledProgram:
     def __call__(self, *args: Any, out: Any = None, **kwargs: Any) -> Any:
         """Run the program. Returns a tensor, a tuple of tensors, or None where it only accumulates into inouts.
 
-        ``out`` preallocates outputs: a tensor, a sequence in output order or a dict by name. Raises CodaError for
-        operands that do not fit the program and, under ``fallback="strict"``, for what the kernel refuses.
+        ``out`` preallocates outputs: a tensor, a sequence in output order or a dict by name; of a program with a
+        parameter ``out`` it is that operand. Raises CodaError for operands that do not fit the program and, under
+        ``fallback="strict"``, for what the kernel refuses.
         """
+        out, kwargs = keywords(self.program, out, kwargs)
         values = named(self.program, args, kwargs)
         key = layout_key(values)
         outputs = None if out is not None or wants_gradient(values) else self._again(key, values)
@@ -131,6 +133,9 @@ class CompiledProgram:
         repeat = self._accepted.get(key)
         if repeat is None:
             return None
+        if isinstance(repeat, Separate):
+            self.last_route = Route("unfused", reason=repeat.reason)
+            return repeat.run(values, self._separately)
         try:
             outputs = repeat.run(list(with_defaults(self.program, values).values()), partial(launch, self.built()))
         except CodaError:
@@ -143,8 +148,10 @@ class CompiledProgram:
         given = preallocated(self.program, out, operands)
         with torch.no_grad():
             results, self.last_route = self._dispatch(operands, given)
-            if self.last_route.kind == "kernel":
-                self._remember(key, values, operands, results)
+            if (repeat := self._repeated(self.last_route, values, operands, results)) is not None:
+                if len(self._accepted) >= REMEMBERED:
+                    self._accepted.clear()
+                self._accepted[key] = repeat
         outputs = []
         for output in returned(self.program):
             x = given.get(output.name)
@@ -158,24 +165,27 @@ class CompiledProgram:
         """An output in the shape in which the caller sees it."""
         return x if output.is_partial else x.reshape(shape_of(output, operands))
 
-    def _remember(
-        self, key: tuple, values: Mapping[str, Any], operands: Operands, results: Mapping[str, Tensor]
-    ) -> None:
-        """Keep what the layouts of an accepted call led to."""
+    def _repeated(
+        self, route: Route, values: Mapping[str, Any], operands: Operands, results: Mapping[str, Tensor]
+    ) -> Repeat | Separate | None:
+        """What the layouts of a call led to, if another one may simply do the same."""
+        inout = [i for i, p in enumerate(self.program.params) if p.inout]
+        seen = {o.name: tuple(self._seen(o, results[o.name], operands).shape) for o in returned(self.program)}
+        if route.kind == "unfused" and not inout:
+            views = views_of(list(values.values()), list(operands.values.values()))
+            return None if views is None else Separate(str(route.reason), views, operands.sizes, seen)
+        if route.kind != "kernel":
+            return None
         used = list(with_defaults(self.program, operands.values).values())
         given = list(with_defaults(self.program, values).values())
-        outputs = [(x := results[o.name], tuple(self._seen(o, x, operands).shape)) for o in returned(self.program)]
-        inout = [i for i, p in enumerate(self.program.params) if p.inout]
+        outputs = [(results[name], shape) for name, shape in seen.items()]
         size = self.built().workspace_bytes([*used, *results.values()])
-        repeat = Repeat.of(given, used, outputs, inout, size, _device(operands))
-        if repeat is not None:
-            if len(self._accepted) >= REMEMBERED:
-                self._accepted.clear()
-            self._accepted[key] = repeat
+        return Repeat.of(given, used, outputs, inout, size, _device(operands))
 
     def remembered(self, values: Mapping[str, Any]) -> Repeat | None:
         """What a call with operands like these led to; None where none did, or it did not simply run the kernel."""
-        return self._accepted.get(layout_key(values))
+        found = self._accepted.get(layout_key(values))
+        return found if isinstance(found, Repeat) else None
 
     def warmup(self, device: torch.device | str) -> None:
         """Build if necessary and load the kernels on a CUDA device, as is needed before graph capture."""
@@ -189,8 +199,7 @@ class CompiledProgram:
         if device.type != self.device_type:
             return self._reference(operands, given), Route("reference", reason=f"the operands are on {device}")
         if (reason := self._declined(operands.sizes)) is not None:
-            self._unfused = self._unfused or Unfused(self.program)
-            return self._computed(self._unfused, operands, given), Route("unfused", reason=reason)
+            return self._computed(self._separately, operands, given), Route("unfused", reason=reason)
         try:
             artifact = self.built(operands.sizes)
         except CodaError as failure:
@@ -198,6 +207,10 @@ class CompiledProgram:
                 raise
             return self._reference(operands, given), Route("reference", reason=failure.diagnostics[0].message)
         return self._kernel(artifact, operands, given, device)
+
+    def _separately(self, inputs: Mapping[str, Any], sizes: Mapping[str, int]) -> Mapping[str, Tensor]:
+        self._unfused = self._unfused or Unfused(self.program)
+        return self._unfused(inputs, sizes)
 
     def _declined(self, sizes: Mapping[str, int]) -> str | None:
         """Why separate kernels are to run; None where ours do, or must."""

@@ -19,7 +19,7 @@ from coda.ir import Output, Program
 from coda.passes.segments import Part
 from coda.runtime.binding import type_shape
 from coda.runtime.callable import Artifact, CompiledProgram, Route
-from coda.runtime.operands import named, resolve, with_defaults
+from coda.runtime.operands import keywords, named, resolve, with_defaults
 from coda.runtime.reference import Context, run_nodes
 from coda.runtime.results import guard_gradient, preallocated, returned, shape_of
 
@@ -35,11 +35,12 @@ class ChainedProgram(CompiledProgram):
     def __call__(self, *args: Any, out: Any = None, **kwargs: Any) -> Any:
         """Run the program; see ``CompiledProgram``. Each segment decides by itself how it runs: ``last_route`` is that
         of the first which is no plain kernel."""
+        out, kwargs = keywords(self.program, out, kwargs)
         values = named(self.program, args, kwargs)
         operands = resolve(self.program, values, self.dims)
         on_device = any(x.dim() and x.device.type == self.device_type for x in operands.tensors.values())
         if not on_device or any(x.numel() == 0 for x in operands.tensors.values()):
-            return super().__call__(*args, out=out, **kwargs)
+            return super().__call__(*args, **kwargs if out is None else {**kwargs, "out": out})
         given = preallocated(self.program, out, operands)
         with torch.no_grad():
             results = self._run(with_defaults(self.program, operands.values), operands.sizes)

@@ -36,6 +36,13 @@ class Operands:
         return {name: x for name, x in self.values.items() if isinstance(x, Tensor)}
 
 
+def keywords(program: Program, out: Any, given: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The keyword ``out`` of a call, and the others: of a program with a parameter ``out`` it is one of these."""
+    if out is None or all(p.name != "out" for p in program.params):
+        return out, given
+    return None, {**given, "out": out}
+
+
 def named(program: Program, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of a call by parameter name, in parameter order; None for those not given."""
     names = [p.name for p in program.params]

@@ -21,6 +21,7 @@ from coda.runtime.chain import ChainedProgram
 from coda.runtime.compare import compare
 from coda.runtime.device import Device
 from coda.runtime.inputs import random_inputs
+from coda.runtime.operands import resolve
 from coda.target import TILES, candidates
 from coda.target.schedule import Assembly
 from coda.tuning import choice as choices
@@ -268,6 +269,18 @@ def test_a_declined_call_runs_unfused_and_says_so() -> None:
     assert f(x, w, out=out) is out and torch.equal(out, y)
     f(x[:2], w)
     assert f.last_route.kind == "kernel"
+
+
+def test_a_declined_call_like_an_earlier_one_takes_no_second_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    f, w = call(), bf16(8, 16)
+    looked: list[int] = []
+    monkeypatch.setattr("coda.runtime.callable.resolve", lambda *how: looked.append(1) or resolve(*how))
+    for shape in ((6, 16), (2, 3, 16), (6, 16), (2, 3, 16)):
+        x = bf16(*shape)
+        assert torch.equal(f(x, w), x @ w.T)
+        assert str(f.last_route) == "unfused: measured at these sizes, it loses"
+    assert len(looked) == 2
+    assert f.remembered({"x": x, "w": w}) is None  # nothing to launch
 
 
 def test_strict_means_the_kernel() -> None:

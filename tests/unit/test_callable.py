@@ -103,6 +103,14 @@ def test_arguments_are_checked(args, kwargs, text):
     assert text in str(caught.value)
 
 
+def test_a_parameter_may_be_called_out():
+    f = coda.compile("program p(out: bf16[M, N], x: bf16[M, N]) { return y = out + 2 * x: bf16 }")
+    a, b = bf16(M, N), bf16(M, N)
+    assert torch.equal(f(out=a, x=b), f(a, b)) and torch.equal(f(a, x=b), f(a, b))
+    with pytest.raises(CodaError, match="operand 'out' is given twice"):
+        f(a, b, out=a)
+
+
 @pytest.mark.parametrize("lead", [(2, 3), (2, 1, 3), (0, 3), (1, 6)])
 def test_leading_dims_come_back(lead):
     f = coda.compile(RESIDUAL_STATS)
