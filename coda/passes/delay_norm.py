@@ -23,7 +23,6 @@ Label: algebraic. The rounding before ``@`` moves from the normalised value to `
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from coda.dtypes import F16
@@ -31,6 +30,7 @@ from coda.ir import Node, Program, rewrite, topological
 from coda.ops import build
 from coda.passes.axes import add_all, conform
 from coda.passes.labels import Label, Note, note
+from coda.passes.naming import source_name
 from coda.passes.terms import Term, is_rounding, multiply, rounded, scaled_weight, separate
 
 NAME = "delay_norm"
@@ -113,7 +113,7 @@ class _Delay:
         """Whether the row factors of one side of a product move; what was decided is noted."""
         if side is None or not _would_help(side):
             return False
-        which = _name(node.args[side.index], self.called) or ("right operand" if side.index else "left operand")
+        which = source_name(node.args[side.index], self.called) or ("right operand" if side.index else "left operand")
         if refusal := self.refusal(node, side):
             self.notes.append(note(NAME, f"'{which}' is scaled before the product: {refusal}", None, node))
             return False
@@ -177,13 +177,6 @@ def _products(tile: Node, outer: frozenset[str]) -> set[Node]:
     """The products that a tile is computed from element by element: not those behind another, or behind a statistic."""
     inside = topological([tile], lambda n: () if n.op == "dot" or n.type.names <= outer else n.args)
     return {n for n in inside if n.op == "dot"}
-
-
-def _name(operand: Node, called: Mapping[Node, str]) -> str | None:
-    """What the source calls an operand of a product, or the value it is the rounding of."""
-    while operand not in called and operand.op in ("cast", "transpose", "layout"):
-        (operand,) = operand.args
-    return called.get(operand)
 
 
 def _without_rows(dot: Node, side: _Side) -> Node:

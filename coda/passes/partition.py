@@ -33,7 +33,7 @@ from coda.passes.bare import bare_values, round_bare
 from coda.passes.edges import stored_values
 from coda.passes.labels import Note
 from coda.passes.merge import MOST, Group, core, merge, together
-from coda.passes.naming import Fresh, taken_names
+from coda.passes.naming import Fresh, source_name, taken_names
 from coda.passes.schedule import LEAVES, Schedule, is_reduction
 
 _STEMS = {"dot": "acc", "rsqrt": "r", "reduce_mean": "mean", "reduce_sum": "sums"}
@@ -340,10 +340,8 @@ class _Partitioner:
         return self.tensors[node]
 
     def called(self, node: Node) -> str:
-        """What the source calls a value, or the one it is the rounding of."""
-        names = dict(self.program.names)
-        rounded = node.args[0] if node.op == "cast" else node
-        return names.get(node) or names.get(rounded) or _STEMS.get(node.op, "t")
+        """What the source calls a value, or what makes it."""
+        return source_name(node, dict(self.program.names)) or _STEMS.get(node.op, "t")
 
     def writes(self, node: Node) -> list[Output]:
         """What a kernel stores of a value: every output of the program that it is, or else the tensor others read."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from coda import build
+from coda.build.compile import CORES
 from coda.errors import CodaError
 from coda.ir import Program
 from coda.runtime.binding import bind
@@ -77,7 +77,7 @@ def tune(
             known = None if again else choices.read(key)
             if known is None:
                 try:
-                    known = measured(study, device, jobs or os.cpu_count() or 1, seconds / len(studies), say)
+                    known = measured(study, device, jobs or CORES, seconds / len(studies), say)
                 except CodaError as error:
                     if study is studies[-1]:
                         raise

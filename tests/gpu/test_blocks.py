@@ -13,10 +13,10 @@ from coda.build import build, load
 from coda.frontend import load_path
 from coda.ir import Program
 from coda.passes import derive
-from coda.runtime.binding import bind, shapes_of
 from coda.runtime.compare import compare
 from coda.runtime.inputs import poisoned_outputs, random_inputs
 from coda.target.blocks import lower_noting
+from tests.gpu.support import replays_with_new_data, run
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NAMES = ("mlp_block", "llama3_mlp", "phi3_mlp", "t5_ff", "gemma2_mlp", "gemma2_logits", "gpt2_mlp", "vit_mlp",
@@ -45,17 +45,6 @@ def sizes_of(program: Program, sizes: dict[str, int]) -> dict[str, int]:
     return {a.name: sizes.get(a.name, 8) for a in program.free_axes}
 
 
-def run(call: coda.CompiledProgram, inputs: dict, sizes: dict[str, int]) -> dict[str, torch.Tensor]:
-    """Outputs by name, written into poisoned memory, with the inputs proven unchanged."""
-    before = {k: v.clone() for k, v in inputs.items() if isinstance(v, torch.Tensor)}
-    out = poisoned_outputs(call.program, bind(call.program, shapes_of(inputs), sizes), "cuda")
-    call.dims.update(sizes)
-    call(**inputs, out=out)
-    assert call.last_route is not None and call.last_route.kind == "kernel"
-    assert all(torch.equal(x, inputs[name]) for name, x in before.items())
-    return out
-
-
 @pytest.mark.parametrize("sizes", [SMALL, LARGE], ids=["small", "large"])
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
 @pytest.mark.parametrize("name", NAMES)
@@ -74,22 +63,8 @@ def test_block(name: str, backward: bool, sizes: dict[str, int]) -> None:
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
 @pytest.mark.parametrize("name", ["mlp_block", "gemma2_mlp", "gpt2_mlp"])
 def test_a_block_is_one_graph(name: str, backward: bool) -> None:
-    """Capture, then replay with new data; the workspace belongs to the graph's pool."""
     call = compiled(name, backward)
-    sizes = sizes_of(call.program, SMALL)
-    inputs = random_inputs(call.program, sizes, 1, "cuda")
-    out = run(call, inputs, sizes)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call(**inputs, out=out)
-    fresh = random_inputs(call.program, sizes, 2, "cuda")
-    for k, x in inputs.items():
-        if isinstance(x, torch.Tensor):
-            x.copy_(fresh[k])
-    graph.replay()
-    torch.cuda.synchronize()
-    want = run(call, fresh, sizes)
-    assert all(torch.equal(out[o], want[o]) for o in want)
+    replays_with_new_data(call, sizes_of(call.program, SMALL))
 
 
 def test_two_streams_have_workspaces_of_their_own() -> None:

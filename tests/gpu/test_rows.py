@@ -9,9 +9,9 @@ import torch
 
 import coda
 from coda.frontend import load, load_path
-from coda.runtime.binding import bind, shapes_of
 from coda.runtime.compare import compare
-from coda.runtime.inputs import poisoned_outputs, random_inputs
+from coda.runtime.inputs import random_inputs
+from tests.gpu.support import replays_with_new_data, run
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 FILES = ("rms_norm", "layer_norm", "softmax", "row_statistics", "gemma_post_norm", "drms_norm", "dlayer_norm", "drope",
@@ -55,20 +55,6 @@ def compiled(name: str) -> coda.CompiledProgram:
         program = next(iter(load_path(path).programs.values())) if path.exists() else load(SETS).programs[name]
         _compiled[name] = coda.compile(program, fallback="strict")
     return _compiled[name]
-
-
-def run(call: coda.CompiledProgram, inputs: dict, sizes: dict[str, int]) -> dict[str, torch.Tensor]:
-    """All results by name: outputs in poisoned memory, inout parameters in copies; the inputs are proven unchanged."""
-    before = {k: v.clone() for k, v in inputs.items() if isinstance(v, torch.Tensor)}
-    out = poisoned_outputs(call.program, bind(call.program, shapes_of(inputs), sizes), "cuda")
-    accumulated = {o.name: inputs[o.into].clone() for o in call.program.outputs if o.into is not None}
-    given = {o.name: out[o.name] for o in call.program.outputs if o.into is None}
-    call.dims.update(sizes)
-    call(**inputs | accumulated, out=given)
-    assert call.last_route is not None and call.last_route.kind == "kernel"
-    for name, tensor in before.items():
-        assert torch.equal(tensor, inputs[name]), f"{name} was modified"
-    return given | accumulated
 
 
 def check(name: str, sizes: dict[str, int], seed: int = 0) -> None:
@@ -148,20 +134,7 @@ def test_any_layout_gives_the_values_of_the_contiguous_one(name: str) -> None:
 def test_graph_replays_with_new_data(name: str) -> None:
     sizes = {"B": 2, "H": 4, "T": 64, "P": 128} if name in ("drope", "dqk_norm") else {"M": 256, "D": 1024, "V": 1024}
     call = compiled(name)
-    sizes = {a.name: sizes[a.name] for a in call.program.free_axes}
-    inputs = random_inputs(call.program, sizes, 1, "cuda")
-    out = run(call, inputs, sizes)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call(**inputs, out=out)
-    fresh = random_inputs(call.program, sizes, 2, "cuda")
-    for k, x in inputs.items():
-        if isinstance(x, torch.Tensor):
-            x.copy_(fresh[k])
-    graph.replay()
-    torch.cuda.synchronize()
-    want = run(call, fresh, sizes)
-    assert all(torch.equal(out[o], want[o]) for o in want)
+    replays_with_new_data(call, {a.name: sizes[a.name] for a in call.program.free_axes})
 
 
 def test_a_map_of_many_columns() -> None:
