@@ -82,6 +82,9 @@ program accumulated(dy: bf16[M, N], x: bf16[M, K], inout dw: f32[N, K], inout db
     dw += g
     db += sum(g, N)
 }
+program batched(x: bf16[B, M, K], wg: bf16[B, N, K], wu: bf16[B, N, K], bias: bf16[B, N]?, r: bf16[B, M, N]) {
+    return silu(x @ wg.T + bias) * (x @ wu.T) + r: bf16
+}
 program summed(x: bf16[M, K], w: bf16[N, K], h: bf16[M, R], b: bf16[N, R]) {
     return x @ w.T + h @ b.T: bf16
 }

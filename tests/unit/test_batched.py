@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import coda
 from coda.errors import CodaError
 from coda.frontend import load
 from coda.ir import Program
@@ -69,6 +70,17 @@ def test_what_torch_computes(changed: dict[str, int]) -> None:
         inputs = random_inputs(p, {n: s for n, s in sizes.items() if n in symbols})
         (got,) = evaluate(p, inputs, exact=True).values()
         torch.testing.assert_close(got, expected(*(x.double() for x in inputs.values())), rtol=1e-9, atol=1e-9)
+
+
+def test_several_dims_of_batches() -> None:
+    """They are one, as several dims of rows are where there is no batch."""
+    call = coda.compile(program("weight_rows"))
+    x, w = torch.randn(2, 3, 5, 8, dtype=torch.bfloat16), torch.randn(2, 3, 16, 8, dtype=torch.bfloat16)
+    y = call(x=x, w=w)
+    assert y.shape == (2, 3, 5, 16)
+    torch.testing.assert_close(y.double(), x.double() @ w.double().mT, rtol=2e-2, atol=2e-2)
+    with pytest.raises(CodaError, match=r"operand 'w' has shape \[2, 16, 8\]"):
+        call(x=x[0], w=w[0, :2])
 
 
 @pytest.mark.parametrize("name", ["normed", "gated", "operands", "summed", "turned"])
