@@ -258,7 +258,8 @@ def _requirement(need: Requirement) -> str:
 
 def _term(context: Tables, term: Term) -> str:
     weights = [context.index(b) for b in term.b] + [-1]
-    return f"{{{context.index(term.a)}, {weights[0]}, {weights[1]}, {context.extent(dim_size(term.contraction))}}}"
+    at = "" if term.a_at == term.b_at is None else f", {_at(term.a_at)}, {_at(term.b_at)}"
+    return f"{{{context.index(term.a)}, {weights[0]}, {weights[1]}, {context.extent(dim_size(term.contraction))}{at}}}"
 
 
 def _operand(context: Tables, plan: Kernel, operand: Operand) -> str:
@@ -299,8 +300,9 @@ def _finishing_parts(context: Tables, plan: Kernel, finishing: Finishing) -> str
 
 def _result(context: Tables, plan: Kernel, kind: str, name: str) -> str:
     dims = next(o.type.dims for o in plan.program.outputs if o.name == name)
-    batch_dim = dims.index(plan.batch) if isinstance(plan, Plan) and plan.batch in dims else None
-    dim = next((i for i in range(len(dims)) if i != batch_dim), -1)
+    batch = plan.batch if isinstance(plan, Plan) else ()
+    batch_dim = next((i for i, dim in enumerate(dims) if batch and dim[: len(batch)] == batch), None)
+    dim = next((i for i, dim in enumerate(dims) if dim != batch), -1)
     places = f"-1, {dim}" if kind == "column" else f"{dim}, -1"
     return f"{{StoreKind::kTile, {context.index(name)}, {places}, Lanes::kNone, {_walk(None)}, 1{_batch(batch_dim)}}}"
 
@@ -335,6 +337,10 @@ def _lanes(lanes: Lanes) -> str:
 
 def _major(major: Major) -> str:
     return f"Major::k{major.value.capitalize()}"
+
+
+def _at(dims: tuple[int, int] | None) -> str:
+    return "{}" if dims is None else f"{{{dims[0]}, {dims[1]}}}"
 
 
 def _batch(dim: int | None) -> str:

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from coda.ir import Node, Program, replaced, topological
+from coda.ir import Dim, Node, Program, replaced, topological
 from coda.ops.calls import same_call
 from coda.passes.axes import add_all
 from coda.passes.labels import BITWISE, Label, Note, note
@@ -39,17 +39,34 @@ class Group:
         return K_LABEL if self.kind == "K" else BITWISE
 
 
-def core(operand: Node) -> Node:
-    """What is in memory of an operand of a product: without a transpose, or another view of a parameter or of what a
-    call gives."""
-    while operand.op == "transpose" or (operand.op == "layout" and _is_view(operand)):
+def core(operand: Node, reader: str = "dot") -> Node:
+    """What is in memory of an operand of a product or call: without a transpose, or another view of a parameter or of
+    what a call gives."""
+    while operand.op == "transpose" or (operand.op == "layout" and _is_view(operand, reader)):
         (operand,) = operand.args
     return operand
 
 
-def _is_view(layout: Node) -> bool:
+def _is_view(layout: Node, reader: str) -> bool:
     (of,) = layout.args
-    return of.op in ("input", "call") and of.type.axes == layout.type.axes
+    read = of.type.axes == layout.type.axes or (reader == "dot" and batched_view(layout) is not None)
+    return read and of.op in ("input", "call")
+
+
+def batched_view(layout: Node) -> tuple[int, int, int] | None:
+    """Where an operand of a batched product has its three dims in what lies in memory, [M, B, K] or [M, (B K)]: a batch
+    that shares a dim with another is outside. None where a kernel does not read it as it is."""
+    batch, *matrix = layout.type.dims
+    found = dict[Dim, int]()
+    for i, dim in enumerate(layout.args[0].type.dims):
+        if dim[: len(batch)] == batch:
+            found[batch], dim = i, dim[len(batch) :]
+        if dim:
+            found[dim] = i
+    last = len(layout.args[0].type.dims) - 1
+    if len(matrix) != 2 or found.keys() != {batch, *matrix} or last not in (found[matrix[0]], found[matrix[1]]):
+        return None
+    return found[batch], found[matrix[0]], found[matrix[1]]
 
 
 def merge(program: Program, most: Mapping[str, int] = MOST) -> tuple[tuple[Group, ...], tuple[Note, ...]]:

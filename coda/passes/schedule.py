@@ -128,7 +128,7 @@ def owns_rows(stage: int) -> bool:
 def in_memory(program: Program) -> set[Node]:
     """What must be in memory however the program is cut: results, operands of products, what calls read and give."""
     anchors = [n for n in program.nodes() if n.op in ANCHORS]
-    stored = {core(a) for n in anchors for a in n.args} | {n for n in anchors if n.op == "call"}
+    stored = {core(a, n.op) for n in anchors for a in n.args} | {n for n in anchors if n.op == "call"}
     return {n for n in stored | {o.value for o in program.outputs} if n.op not in LEAVES}
 
 

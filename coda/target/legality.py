@@ -318,6 +318,14 @@ class _Derivation:
             limits += zip(counted, (MOST_BATCHES, INT32, INT32), strict=True)
         for extent, limit in limits:
             self._need(Kind.AT_MOST, extent=extent, value=limit)
+        for term in plan.terms:
+            contracted = self._whole_extent(dim_size(term.contraction))
+            sides = ((term.a, term.a_at, plan.a_major, rows), (term.b[0], term.b_at, plan.b_major, columns))
+            for name, at, major, others in sides:
+                if at is not None and at[0] == len(plan.arg(name).dims) - 1:
+                    why = f"as the batches of '{name}' start at multiples of {TMA_ALIGN} bytes"
+                    extent = contracted if major is p.Major.K else others
+                    self._need(Kind.MULTIPLE, why=why, extent=extent, value=TMA_ALIGN // plan.arg(name).dtype.bytes)
         if any(store.kind == "each" for store in plan.stores):
             self._need(Kind.AT_LEAST, extent=columns, value=1)
         if plan.lanes == 2:
@@ -326,6 +334,9 @@ class _Derivation:
             step = TMA_ALIGN // operand.dtype.bytes
             if operand.lanes is p.Lanes.OUTER and step > 8:
                 why = f"as the halves of '{operand.arg}' start at multiples of {TMA_ALIGN} bytes"
+                self._need(Kind.MULTIPLE, why=why, extent=columns, value=step)
+            if operand.batch_dim is not None and operand.batch_dim == operand.column_dim:
+                why = f"as the batches of '{operand.arg}' start at multiples of {TMA_ALIGN} bytes"
                 self._need(Kind.MULTIPLE, why=why, extent=columns, value=step)
 
     # -- layout --
@@ -420,12 +431,21 @@ class _Read:
 def _read_by_tma(plan: p.Plan) -> dict[str, _Read]:
     """What a GEMM reads through TMA."""
     weight_rows = 1 if plan.lanes == 1 else 16  # the map over paired weights steps up to 16 rows at a time
-    factor = _Read(1, 2, 0) if plan.batch else _Read(0, 1)
-    read = dict.fromkeys(plan.factors, factor)
-    read |= {name: replace(factor, limit=TMA_PITCH // weight_rows) for term in plan.terms for name in term.b}
+    read: dict[str, _Read] = {}
+    for term in plan.terms:
+        read[term.a] = _factor(plan, term.a, term.a_at)
+        read |= {b: replace(_factor(plan, b, term.b_at), limit=TMA_PITCH // weight_rows) for b in term.b}
     for o in plan.tile_operands:
-        read.setdefault(o.arg, _Read(o.row_dim or 0, o.column_dim or 0, o.batch_dim))
+        own = o.batch_dim not in (o.row_dim, o.column_dim)  # else it follows from the dim it shares
+        read.setdefault(o.arg, _Read(o.row_dim or 0, o.column_dim or 0, o.batch_dim if own else None))
     return read
+
+
+def _factor(plan: p.Plan, name: str, at: tuple[int, int] | None) -> _Read:
+    """How an operand of the product is read."""
+    last = len(plan.arg(name).dims) - 1
+    batch, row = at or (0 if plan.batch else None, last - 1)
+    return _Read(row, last, None if batch in (row, last) else batch)
 
 
 def _of_batches(plan: p.Plan) -> list[Size]:

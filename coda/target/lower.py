@@ -101,22 +101,22 @@ class _Lowering:
         return self.rows, self.columns, self.batch
 
     def _tensor_dims(self, dims: tuple[Dim, ...], node: Node | None, name: str) -> Places:
-        """Which dims of a stored tensor carry the rows, the columns and the batch."""
+        """Which dims of a stored tensor carry the rows, the columns and the batch, which may be outside of either."""
         row_dim = column_dim = batch_dim = None
         lanes = Lanes.NONE
         for i, dim in enumerate(dims):
+            if self.batch and dim[: len(self.batch)] == self.batch:
+                batch_dim, dim = i, dim[len(self.batch) :]
             bare = tuple(a for a in dim if a != self.lane_axis)
             if dim == self.rows:
                 row_dim = i
-            elif self.batch and dim == self.batch:
-                batch_dim = i
-            elif bare == self.columns:
+            elif dim == self.columns or (bare == self.columns and batch_dim != i):
                 column_dim = i
                 if bare != dim:
                     lanes = lane_order(dim, self.lane_axis, node)  # type: ignore[arg-type]
-            else:
-                dims = (dim, self.rows, self.columns, self.batch)
-                own, rows, columns, batch = (" ".join(a.name for a in d) for d in dims)
+            elif dim:
+                named = (dims[i], self.rows, self.columns, self.batch)
+                own, rows, columns, batch = (" ".join(a.name for a in d) for d in named)
                 which = f"neither the rows ({rows}) nor the columns ({columns})"
                 which = f"not the batch ({batch}), the rows ({rows}) or the columns ({columns})" if batch else which
                 raise _fail(

@@ -100,8 +100,9 @@ class Walk:
 @dataclass(frozen=True)
 class Operand:
     """An entry of ``Launch.operands``: parameter ``arg`` read by the epilogue. ``row_dim``/``column_dim``/``batch_dim``
-    are the tensor dims that carry rows, columns and the batch (None: broadcast). A TILE operand is fetched through TMA
-    map ``map`` (its index in ``Launch.tiles``). ``size``: not a parameter, but a size as a number; its ``arg`` is "".
+    are the tensor dims that carry rows, columns and the batch (None: broadcast); where it shares a dim with one of the
+    others, the batch is outside. A TILE operand is fetched through TMA map ``map`` (its index in ``Launch.tiles``).
+    ``size``: not a parameter, but a size as a number; its ``arg`` is "".
     """
 
     arg: str
@@ -245,11 +246,14 @@ class Heads:
 @dataclass(frozen=True)
 class Term:
     """A product of the sum that is accumulated: of parameters ``a`` and ``b`` over their own contracted axis. ``b`` has
-    two weights of equal shape where each lane has its own."""
+    two weights of equal shape where each lane has its own. In memory the last dim of each is adjacent; ``a_at`` and
+    ``b_at`` are the dims of the batch and of what is left, where that is not the order of the dims."""
 
     a: str
     b: tuple[str, ...]
     contraction: Dim
+    a_at: tuple[int, int] | None = None
+    b_at: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)

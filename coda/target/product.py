@@ -16,6 +16,7 @@ from coda.dtypes import BF16, F16, DType
 from coda.errors import CodaError, Diagnostic
 from coda.ir import Axis, Dim, Node, Param, Program, dim_size, topological
 from coda.ops import build
+from coda.passes.merge import batched_view
 from coda.target.plan import Lanes, Major, Term
 
 MAX_TERMS = 4  # each brings a pair of tensor maps into the parameters of a kernel
@@ -70,10 +71,11 @@ def find_product(program: Program, axes: Sequence[Axis]) -> Product:
     if len(accumulators) == 2:
         _check_lanes(dots, sums[next(iter(sums))], b)
     contractions = [d.args[0].type.dims[-1] for d in dots]
+    _check_views([x for pair in operands for x in pair])
     if len(sums) == 2:
-        terms = [Term(a.name, (b.name, operands[1][1].name), contractions[0])]
+        terms = [Term(a.name, (b.name, operands[1][1].name), contractions[0], a.at, b.at)]
     else:
-        terms = [Term(x.name, (w.name,), k) for (x, w), k in zip(operands, contractions, strict=True)]
+        terms = [Term(x.name, (w.name,), k, x.at, w.at) for (x, w), k in zip(operands, contractions, strict=True)]
     if len(terms) > MAX_TERMS:
         raise fail(f"a sum of {len(terms)} products; one kernel takes up to {MAX_TERMS}", dots[-1])
     columns = tuple(axis for axis in columns if b_lanes is Lanes.NONE or axis != lane_axis)
@@ -135,12 +137,13 @@ def _joined(dot: Node, weights: Sequence[Node]) -> Product:
 
 @dataclass(frozen=True)
 class _Stored:
-    """A parameter that is an operand of '@'."""
+    """A parameter that is an operand of '@'. ``at``: as in ``Term``."""
 
     name: str
     dtype: DType
     major: Major
     node: Node
+    at: tuple[int, int] | None = None
 
     @property
     def order(self) -> str:
@@ -158,9 +161,11 @@ def _order(dims: Sequence[Dim]) -> str:
 
 
 def _stored(node: Node, side: str) -> _Stored:
-    """The parameter behind an operand of '@', as it is or transposed."""
+    """The parameter behind an operand of '@', as it is, transposed, or of a batch in another order."""
     transposed = node.op == "transpose"
     stored = node.args[0] if transposed else node
+    view = batched_view(stored) if stored.op == "layout" else None
+    stored = stored.args[0] if view is not None else stored
     if stored.op != "input":
         raise fail(
             f"the {side} operand of '@' is computed ('{stored.op}'); a kernel reads it from memory", stored,
@@ -170,7 +175,19 @@ def _stored(node: Node, side: str) -> _Stored:
         hint = "bf16 and f16 are the operand dtypes of this release"
         raise fail(f"the {side} operand '{stored.attr('name')}' of '@' is {stored.dtype}", stored, hint)
     last_is_k = transposed == (side == "right")  # x and w.T
-    return _Stored(stored.attr("name"), stored.dtype, Major.K if last_is_k else Major.MN, stored)
+    at = None
+    if view is not None:
+        batch, row, column = view
+        if column != len(stored.type.dims) - 1:
+            row, last_is_k = column, not last_is_k
+        at = (batch, row)
+    return _Stored(stored.attr("name"), stored.dtype, Major.K if last_is_k else Major.MN, stored, at)
+
+
+def _check_views(operands: Sequence[_Stored]) -> None:
+    for one in operands:
+        if any(other.name == one.name and other.at != one.at for other in operands):
+            raise fail(f"'{one.name}' is read in two orders by one kernel", one.node, "pass it twice")
 
 
 def _check_alike(one: _Stored, other: _Stored) -> None:
@@ -234,6 +251,9 @@ def _lanes(
 
 def _check_lanes(dots: Sequence[Node], terms: Sequence[Node], b: _Stored) -> None:
     """Lanes are interleaved along N while they are fetched, in groups of eight rows."""
+    if b.at is not None:
+        message = f"'{b.name}' is stored {b.order}; two products in one kernel take weights with the batch first"
+        raise fail(message, b.node, "pass it so, a transposed view for instance")
     if len(terms) > 1:
         raise fail("a sum of products with two lanes is two kernels", dots[-1])
     if b.major is Major.MN:

@@ -62,4 +62,6 @@ def _form(plan: Plan) -> Any:
                 for o in plan.operands]  # fmt: skip
     stores = [(s.dtype, s.lanes, s.row_dim, s.column_dim, s.batch_dim, [numbers[v] for v in s.values])
               for s in plan.stores]  # fmt: skip
-    return plan.a_major, plan.b_major, plan.b_lanes, plan.terms[0].b, plan.batch, plan.columns, operands, stores
+    (term,) = plan.terms
+    product = (plan.a_major, plan.b_major, plan.b_lanes, term.b, term.a_at, term.b_at, plan.batch, plan.columns)
+    return product, operands, stores

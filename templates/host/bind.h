@@ -49,22 +49,26 @@ inline cuuint64_t row_bytes(View const& v, int row_dim, int64_t width) {
   return cuuint64_t(pitch ? pitch * v.itemsize() : (width * v.itemsize() + 15) / 16 * 16);
 }
 
-// A map with the batch, tensor dim `batch_dim`, as one dim more.
+// Elements from batch to batch. Where a batch shares a dim with rows or columns, as in (B M), it is outside of them.
+template <class Spec> int64_t batch_pitch(View const& v, Spec const& spec, int64_t rows, int64_t columns) {
+  int64_t steps = spec.batch_dim == spec.row_dim ? rows : spec.batch_dim == spec.column_dim ? columns : 1;
+  return v.present ? v.pitch(spec.batch_dim) * steps : 0;
+}
+
+// A map with the batch as one dim more, `batch_pitch` elements apart, where the tensor is `batched`.
 template <int kRank>
-int encode_batched(Frame const& f, CUtensorMap& map, int tensor, void* base, int batch_dim,
+int encode_batched(Frame const& f, CUtensorMap& map, int tensor, void* base, bool batched, int64_t batch_pitch,
                    cuuint64_t const (&dims)[kRank], cuuint64_t const (&strides)[kRank - 1], cuuint32_t const (&box)[kRank]) {
   View const& v = f.views[tensor];
-  if (batch_dim < 0) return encode<kRank>(map, tensor_name(f.program, tensor), v, base, dims, strides, box);
+  if (!batched) return encode<kRank>(map, tensor_name(f.program, tensor), v, base, dims, strides, box);
   cuuint64_t all_dims[kRank + 1], all_strides[kRank];
   cuuint32_t boxes[kRank + 1];
   for (int i = 0; i < kRank; ++i) all_dims[i] = dims[i], boxes[i] = box[i];
   for (int i = 0; i < kRank - 1; ++i) all_strides[i] = strides[i];
   all_dims[kRank] = cuuint64_t(f.batches), boxes[kRank] = 1;
-  all_strides[kRank - 1] = row_bytes(v, batch_dim, 8);
+  all_strides[kRank - 1] = cuuint64_t(batch_pitch ? batch_pitch * v.itemsize() : 16);  // one batch needs a legal one, too
   return encode<kRank + 1>(map, tensor_name(f.program, tensor), v, base, all_dims, all_strides, boxes);
 }
-
-inline int batch_dim(Gemm const& gemm) { return gemm.batched ? 0 : -1; }  // of the operands of the product
 
 // The two lanes of B, fetched interleaved in groups of eight rows by one 4-D map: K, 8 rows, 2 lanes, F/8 groups. Two
 // weights are lanes one address difference apart; strides are unsigned, so the lower one comes first and the kernel is
@@ -84,19 +88,21 @@ inline int bind_paired_weight(Frame const& f, Term const& term, int64_t k, cuuin
   } else {
     lane = cuuint64_t(f.columns) * pitch;
   }
-  return encode_batched<4>(f, map, term.b0, base, batch_dim(f.gemm), {cuuint64_t(k), 8, 2, cuuint64_t(f.columns / 8)},
-                           {row, lane, 8 * row}, {64, 8, 2, box_rows / 16});
+  return encode_batched<4>(f, map, term.b0, base, f.gemm.batched, w.pitch(0),
+                           {cuuint64_t(k), 8, 2, cuuint64_t(f.columns / 8)}, {row, lane, 8 * row}, {64, 8, 2, box_rows / 16});
 }
 
 // An operand of the product, [rows, k] or stored transposed. A box is 64 wide, which is 128 bytes, the swizzle: along K
 // with `box_rows` rows, or along the rows, and then 64 high.
-inline int bind_matrix(Frame const& f, int arg, Major major, int64_t rows, int64_t k, cuuint32_t box_rows,
+inline int bind_matrix(Frame const& f, int arg, Dims at, Major major, int64_t rows, int64_t k, cuuint32_t box_rows,
                        CUtensorMap& map) {
   View const& v = f.views[arg];
+  int const row = at.row < 0 ? v.rank - 2 : at.row;
   bool along_k = major == Major::kK;
   int64_t width = along_k ? k : rows, height = along_k ? rows : k;
-  return encode_batched<2>(f, map, arg, v.data, batch_dim(f.gemm), {cuuint64_t(width), cuuint64_t(height)},
-                           {row_bytes(v, v.rank - 2, width)}, {64, along_k ? box_rows : 64});
+  int64_t const batch = v.pitch(at.batch) * (at.batch == row ? height : at.batch == v.rank - 1 ? width : 1);
+  return encode_batched<2>(f, map, arg, v.data, f.gemm.batched, batch, {cuuint64_t(width), cuuint64_t(height)},
+                           {row_bytes(v, row, width)}, {64, along_k ? box_rows : 64});
 }
 
 // Clusters share tiles: each block loads its part of A (along N) and of B (along M) and multicasts it.
@@ -105,20 +111,23 @@ inline int bind_term(Frame const& f, Term const& term, int64_t k, CUtensorMap& a
   Kernel const& kernel = f.program.image->kernels[f.variant.kernel];
   cuuint32_t a_rows = cuuint32_t(f.variant.tile_m / kernel.cluster_n);
   cuuint32_t b_rows = cuuint32_t(f.variant.tile_n / kernel.cluster_m);
-  if (int status = bind_matrix(f, term.a, p.a_major, f.rows, k, a_rows, a)) return status;
+  if (int status = bind_matrix(f, term.a, term.a_at, p.a_major, f.rows, k, a_rows, a)) return status;
   if (p.lanes == 2) return bind_paired_weight(f, term, k, b_rows, b, swap_lanes);
   View const& w = f.views[term.b0];  // its own columns: weights side by side have a part of the product's each
-  return bind_matrix(f, term.b0, p.b_major, w.shape[w.rank - (p.b_major == Major::kK ? 2 : 1)], k, b_rows, b);
+  int64_t columns = p.batched ? f.columns : w.shape[p.b_major == Major::kK ? 0 : 1];
+  return bind_matrix(f, term.b0, term.b_at, p.b_major, columns, k, b_rows, b);
 }
 
 inline int bind_tile_map(Frame const& f, Operand const& spec, CUtensorMap& map) {
   View const& v = f.views[spec.arg];
   cuuint64_t columns = cuuint64_t(f.columns), rows = cuuint64_t(f.rows);
   cuuint32_t chunk = cuuint32_t(f.variant.chunk), slab = cuuint32_t(f.variant.slab_rows);
+  bool const batched = spec.batch_dim >= 0;
+  int64_t const batch = batch_pitch(v, spec, f.rows, f.columns);
   if (spec.lanes == Lanes::kNone)
-    return encode_batched<2>(f, map, spec.arg, v.data, spec.batch_dim, {columns, rows},
+    return encode_batched<2>(f, map, spec.arg, v.data, batched, batch, {columns, rows},
                              {row_bytes(v, spec.row_dim, f.columns)}, {chunk, slab});
-  return encode_batched<3>(f, map, spec.arg, v.data, spec.batch_dim, {columns, 2, rows},
+  return encode_batched<3>(f, map, spec.arg, v.data, batched, batch, {columns, 2, rows},
                            {columns * cuuint64_t(v.itemsize()), row_bytes(v, spec.row_dim, 2 * f.columns)}, {chunk, 1, slab});
 }
 
@@ -195,9 +204,6 @@ inline int bind_operand(Program const& program, View const* views, Sizes const& 
   return CODA_OK;
 }
 
-// Bytes from batch to batch.
-inline int64_t batch_step(View const& v, int batch_dim) { return v.present ? v.pitch(batch_dim) * v.itemsize() : 0; }
-
 // Partial results of a user: a matrix [count, length].
 inline coda::Output bind_partials(View const& v, StoreKind kind) {
   bool of_rows = kind == StoreKind::kRow;
@@ -216,7 +222,7 @@ inline coda::Output bind_walked_output(View const& v, Walk const& walk) {
   return o;
 }
 
-inline coda::Output bind_output(View const* views, int64_t columns, Store const& spec) {
+inline coda::Output bind_output(View const* views, int64_t rows, int64_t columns, Store const& spec) {
   View const& v = views[spec.arg];
   if (spec.walk.head_scale) return bind_walked_output(v, spec.walk);
   if (spec.kind == StoreKind::kEach) return {v.data, v.pitch(spec.row_dim), 0, 0, 0};
@@ -227,7 +233,8 @@ inline coda::Output bind_output(View const* views, int64_t columns, Store const&
   lane_strides(spec.lanes, v.pitch(spec.column_dim), columns, &o.column, &o.lane);
   bool unit = spec.lanes == Lanes::kInner ? o.lane == 1 && columns % 8 == 0
                                           : o.column == 1 && columns * v.itemsize() % 16 == 0;
-  o.vector = unit && v.address() % 16 == 0 && o.row * v.itemsize() % 16 == 0 && batch_step(v, spec.batch_dim) % 16 == 0;
+  o.vector = unit && v.address() % 16 == 0 && o.row * v.itemsize() % 16 == 0 &&
+             batch_pitch(v, spec, rows, columns) * v.itemsize() % 16 == 0;
   return o;
 }
 

@@ -37,14 +37,14 @@ template <class Parameters> int bind_directions(Call const& call, Finishing cons
     Operand const& spec = finishing.operands[i];
     if (int status = bind_operand(*call.program, call.views, call.sizes, call.columns, spec, operand)) return status;
     if (inner && operand.data)
-      operand.row += operand.column, operand.lane = call.views[spec.arg].pitch(spec.batch_dim), operand.extent = inner;
+      operand.row += operand.column, operand.lane = batch_pitch(call.views[spec.arg], spec, call.rows, call.columns), operand.extent = inner;
   }
   for (int i = 0; i < finishing.result_count; ++i) {
     Store const& spec = finishing.results[i];
-    coda::Output& result = p.outputs[i] = bind_output(call.views, call.columns, spec);
+    coda::Output& result = p.outputs[i] = bind_output(call.views, call.rows, call.columns, spec);
     if (!inner) continue;
-    result.row += result.column, result.batch = call.views[spec.arg].pitch(spec.batch_dim);
-    result.rows_per_batch = int32_t(inner);
+    result.row += result.column, result.rows_per_batch = int32_t(inner);
+    result.batch = batch_pitch(call.views[spec.arg], spec, call.rows, call.columns);
   }
   for (int i = 0; i < finishing.kept_count; ++i)
     p.outputs[finishing.result_count + i] = {slot(call, call.step->store_count + i), 1, 0, 0, 0};

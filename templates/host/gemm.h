@@ -45,7 +45,7 @@ int bind_launch(Call& call, Launch<kMaps, kOperands, kOutputs, kTerms>& p) {
   for (int i = 0; i < call.step->store_count; ++i) {
     Store const& store = call.step->stores[i];
     p.outputs[i] = in_workspace(store) ? partial_output(slot(call, i), store, counts(call, i).length)
-                                       : bind_output(call.views, call.columns, store);
+                                       : bind_output(call.views, call.rows, call.columns, store);
   }
   return CODA_OK;
 }
@@ -57,11 +57,15 @@ int bind_launch(Call& call, BatchedLaunch<kMaps, kOperands, kOutputs, kTerms>& p
   if (int status = bind_launch(call, of_first)) return status;
   p.batches = int32_t(call.batches);
   Gemm const& gemm = *call.step->gemm;
+  auto const step = [&](auto const& spec) {
+    View const& v = call.views[spec.arg];
+    return batch_pitch(v, spec, call.rows, call.columns) * v.itemsize();
+  };
   for (int i = 0; i < gemm.operand_count; ++i)
-    if (p.operands[i].data) p.operand_step[i] = batch_step(call.views[gemm.operands[i].arg], gemm.operands[i].batch_dim);
+    if (p.operands[i].data) p.operand_step[i] = step(gemm.operands[i]);
   for (int i = 0; i < call.step->store_count; ++i) {
     Store const& store = call.step->stores[i];
-    p.output_step[i] = in_workspace(store) ? partial_step(call, i) : batch_step(call.views[store.arg], store.batch_dim);
+    p.output_step[i] = in_workspace(store) ? partial_step(call, i) : step(store);
   }
   return CODA_OK;
 }

@@ -64,10 +64,17 @@ struct Walk {
 // Which dim of an operand of the product is adjacent in memory: K, or M (of A) and N (of B).
 enum class Major : uint8_t { kK, kMn };
 
+// The dims of an operand of the product that are not the last, adjacent one: that of the batch, which is outside where it
+// shares a dim with another, and that of the rest; -1: the last but one.
+struct Dims {
+  int batch = 0, row = -1;
+};
+
 // One product of the sum that is accumulated: arguments A and B over their own contracted axis.
 struct Term {
   int a, b0, b1;  // b1: the weight of the second lane, -1 where there is one weight
   Extent contraction;
+  Dims a_at = {}, b_at = {};
 };
 
 struct Operand {

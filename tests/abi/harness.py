@@ -85,6 +85,11 @@ program accumulated(dy: bf16[M, N], x: bf16[M, K], inout dw: f32[N, K], inout db
 program batched(x: bf16[B, M, K], wg: bf16[B, N, K], wu: bf16[B, N, K], bias: bf16[B, N]?, r: bf16[B, M, N]) {
     return silu(x @ wg.T + bias) * (x @ wu.T) + r: bf16
 }
+program views(o: bf16[M, B, K], u: bf16[N, (B K)], r: bf16[M, (B N)]) {
+    x: bf16[B, M, K] = o
+    w: bf16[B, N, K] = u
+    return x @ w.T + r: bf16[(B M), N]
+}
 program summed(x: bf16[M, K], w: bf16[N, K], h: bf16[M, R], b: bf16[N, R]) {
     return x @ w.T + h @ b.T: bf16
 }

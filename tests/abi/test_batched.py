@@ -66,6 +66,21 @@ program dgrad(dy: bf16[B, M, N], w: bf16[B, N, K], v: bf16[B, N, K], du: bf16[B,
 program wgrad(dy: bf16[B, M, N], x: bf16[B, M, K], inout dw: f32[B, N, K]) {
     dw += dy.T @ x
 }
+program shared_dims(x: bf16[B, M, K], w: bf16[B, N, K], bias: bf16[(B N)], r: f32[(B M)], res: bf16[(B M), N],
+                    wide: bf16[M, (B N)]) {
+    y = r * (x @ w.T) + bias + res + wide
+    return y: bf16[M, (B N)], z = y: f32[(B M), N], sum(y, N): f32[(B M)], sum(y, M): f32[(B N)]
+}
+program between(o: bf16[M, B, K], u: bf16[N, (B K)]) {
+    x: bf16[B, M, K] = o
+    t: bf16[B, N, K] = u
+    return x @ t.T: f32[M, (B N)]
+}
+program columns_between(o: bf16[K, (B F)], w: bf16[(B K), N]) {
+    x: bf16[B, K, F] = o
+    z: bf16[B, K, N] = w
+    return x.T @ z: f32[F, B, N]
+}
 program positions(x: bf16[B, M, K], w: bf16[B, K, N]) {
     return x @ w + (100 * index(B) + 10 * index(M) + index(N)): f32
 }

@@ -38,6 +38,18 @@ PROGRAMS = {
     "summed": """dg: bf16[B, M, K], du: bf16[B, M, K], v: bf16[B, K, N], w: bf16[B, K, N]) {
         return dg @ v + du @ w: bf16""",
     "accumulated": "dy: bf16[B, K, M], x: bf16[B, K, N], inout dw: f32[B, M, N]) {\n dw += dy.T @ x",
+    "shared_dims": """x: bf16[B, M, K], w: bf16[B, N, K], bias: bf16[(B N)], r: f32[(B M)], res: bf16[(B M), N],
+                      wide: bf16[M, (B N)]) {
+        y = r * (x @ w.T) + bias + res + wide
+        return y: bf16[M, (B N)], sum(y, N): f32[(B M)], sum(y, M): f32[(B N)]""",
+    "between": """o: bf16[M, B, K], u: bf16[N, (B K)]) {
+        x: bf16[B, M, K] = o
+        t: bf16[B, N, K] = u
+        return x @ t.T: bf16[M, (B N)]""",
+    "columns_between": """o: bf16[K, (B M)], w: bf16[(B K), N]) {
+        x: bf16[B, K, M] = o
+        z: bf16[B, K, N] = w
+        return x.T @ z: bf16[B, M, N]""",
     "dropped": """x: bf16[B, M, K], w: bf16[B, N, K], seed: i64, offset: i64) {
         return where(rand(seed, offset, [B, M, N]) >= 0.25, x @ w.T, 0): bf16""",
 }

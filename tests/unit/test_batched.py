@@ -11,7 +11,7 @@ import coda
 from coda.errors import CodaError
 from coda.frontend import load
 from coda.ir import Program
-from coda.passes import derive, optimize
+from coda.passes import derive, optimize, partition
 from coda.passes.prove import prove
 from coda.runtime.inputs import random_inputs
 from coda.runtime.reference import evaluate
@@ -44,6 +44,52 @@ PROGRAMS = {
 
 def program(name: str) -> Program:
     return load(f"program {name}({PROGRAMS[name]}".replace("{ ", "{\n ").replace(" }", "\n}")).programs[name]
+
+
+HEADS = """x: bf16[T, D], wq: bf16[(H d=64), D], wk: bf16[H, d, R], wv: bf16[H, R, d], wo: bf16[D, (H d)]) {
+    q: bf16[H, T, d] = x @ wq.T
+    latent = cast(q @ wk, bf16)
+    v: bf16[T, (H d)] = latent @ wv
+    return x + v @ wo.T: bf16"""
+
+
+def heads() -> Program:
+    return load(f"program heads({HEADS}\n}}\n").programs["heads"]
+
+
+def test_heads_are_batches_without_copies() -> None:
+    """The projection stores its heads apart, what is made of them is stored side by side."""
+    steps = lower_program(heads(), sizes={"H": 4}).steps
+    assert [s.kind for s in steps] == ["gemm"] * 4
+    assert [bool(s.batch) for s in steps] == [False, True, True, False]
+    check_gradients(heads(), {"T": 3, "D": 4, "H": 2, "R": 5})
+
+
+@pytest.mark.parametrize(("stored", "at", "major"), [
+    ("[M, B, K]", (1, 0), Major.K), ("[M, (B K)]", (1, 0), Major.K), ("[(B M), K]", (0, 0), Major.K),
+    ("[K, B, M]", (1, 0), Major.MN), ("[B, K, M]", (0, 1), Major.MN), ("[(B K), M]", (0, 0), Major.MN),
+])  # fmt: skip
+def test_operands_are_read_where_they_lie(stored: str, at: tuple[int, int], major: Major) -> None:
+    text = f"o: bf16{stored}, w: bf16[B, N, K]) {{\n x: bf16[B, M, K] = o\n return x @ w.T: bf16\n}}\n"
+    plan = lower_program(load(f"program p({text}").programs["p"]).steps[0]
+    assert (plan.kind, plan.terms[0].a_at, plan.a_major) == ("gemm", at, major)
+
+
+def test_a_call_reads_what_it_declares() -> None:
+    """Not a view, of which only products know."""
+    text = """extern f(x: bf16[B, M, K]) -> y: bf16[B, M, K]
+    program p(o: bf16[M, B, K], w: bf16[B, K, N]) {
+        x: bf16[B, M, K] = o
+        return f(x) @ w: bf16
+    }"""
+    kernels = partition(optimize(load(text).programs["p"])[0]).kernels
+    assert [k.kind for k in kernels] == ["map", "call", "gemm"]
+
+
+@pytest.mark.parametrize("stored", ["[M, K, B]", "[(M B), K]", "[(M K), B]"])
+def test_other_operands_are_copied_first(stored: str) -> None:
+    text = f"o: bf16{stored}, w: bf16[B, N, K]) {{\n x: bf16[B, M, K] = o\n return x @ w.T: bf16\n}}\n"
+    assert [s.kind for s in lower_program(load(f"program p({text}").programs["p"]).steps] == ["map", "gemm"]
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -166,9 +212,9 @@ REFUSED = {
         "x: bf16[B, M, K], w: bf16[B, N, K]) {\n return partial(sum(x @ w.T, N)): f32",
         "unfinished reductions of a batched product are lowered in a later release",
     ),
-    "grouped_output": (
-        "x: bf16[B, M, K], w: bf16[B, N, K]) {\n return y = x @ w.T: bf16[(B M), N]",
-        "'y' has dim (B M), which is not the batch (B), the rows (M) or the columns (N) of the product",
+    "batch_inside": (
+        "x: bf16[B, M, K], w: bf16[B, N, K]) {\n return y = x @ w.T: bf16[(M B), N]",
+        "'y' has dim (M B), which is not the batch (B), the rows (M) or the columns (N) of the product",
     ),
     "part_of_the_batch": (
         "x: bf16[(B H), M, K], w: bf16[(B H), N, K], b: bf16[H, N]) {\n return x @ w.T + b: bf16[(B H), M, N]",
@@ -181,6 +227,11 @@ REFUSED = {
     "total_of_each": (
         "x: bf16[B, M, K], w: bf16[B, N, K]) {\n return sum(x @ w.T, (M N)): f32",
         "a reduction over (M N) is lowered in a later release",
+    ),
+    "paired_between": (
+        "x: bf16[B, M, K], v: bf16[N, B, K], w: bf16[N, B, K]) {\n p: bf16[B, N, K] = v\n q: bf16[B, N, K] = w\n"
+        " return silu(x @ p.T) * (x @ q.T): bf16",
+        "'v' is stored [N, B, K]; two products in one kernel take weights with the batch first",
     ),
     "by_columns": (
         "x: bf16[B, M, K], w: bf16[B, N, K], y: bf16[B, N, M]) {\n return x @ w.T + y: bf16[B, M, N]",

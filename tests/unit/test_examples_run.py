@@ -141,6 +141,7 @@ EXPECTED: dict[str, Callable] = {
     "batched_gated": lambda i: (
         F.silu(i.x @ i.w_gate.mT + i.b_gate[:, None]) * (i.x @ i.w_up.mT + i.b_up[:, None]),
     ),
+    "batched_heads": lambda i: (torch.einsum("thr,hrd->thd", i.o, i.w),),
     "batched_linear": lambda i: (h := batched(i), h.square().sum(2), h.sum(1)),
     "lora": lambda i: (i.x @ i.w.T + i.h @ i.b.T,),
     "dgrad": lambda i: (i.dy @ i.w + i.dx_in,),
