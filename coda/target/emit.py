@@ -514,6 +514,8 @@ def _finish_expression(plan: Tiled, finishing: Finishing, scope: Scope, node: No
         in_row_kernel = leaf in finishing.leaves
         k = finishing.leaves.index(leaf) if in_row_kernel else leaf_operand(plan, leaf, finishing.operands)[0]
         operand = f"p.operands[{len(finishing.partials) + k}]"
+        if (kind := finishing.operands[k].partial) is not None:
+            return f"coda::load_partials<{REDUCTIONS[kind].cpp}>({operand}, i, p.length)"
         return f"coda::{how}<{finishing.operands[k].dtype.cpp}>({operand}{position})"
 
     if node in finishing.leaves or is_leaf(node):

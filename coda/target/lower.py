@@ -487,8 +487,6 @@ class _Lowering:
                 self._check_of_batches(kind, output, reductions)
         values = [value for _, value in results] + list(kept)
         operands = self._operands([leaf for value in values for leaf in leaves_above(value, set(reductions))])
-        if any(o.partial for o in operands):
-            raise _fail("partials are read where other reductions are finished", values[0])
         above = walk(values, lambda n: n in reductions or is_leaf(n))
         batch = self.batch if any(map(self._is_over_batch, reductions)) else ()
         known = dim_size(self.columns if kind == "row" else (*batch, *self.rows))

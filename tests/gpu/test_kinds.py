@@ -19,7 +19,7 @@ from tests.support import same_bits
 SPECIAL = Path(__file__).parents[1] / "programs" / "lowering" / "special.coda"
 PROGRAMS = (
     "widths", "interleaved", "concatenated", "absent", "reductions", "transposed", "spaces", "casts", "low_rank",
-    "weight_gradient", "log_sums",
+    "weight_gradient", "log_sums", "finished",
 )  # fmt: skip
 SIZES = ((1, 16, 8), (4, 64, 64), (16, 136, 72), (129, 264, 200), (300, 384, 64))
 

@@ -133,6 +133,20 @@ def heads(i, norm: bool, interleaved: bool = False):
     return rotate(q), rotate(k), v
 
 
+def partly_rotated(i):
+    """As transformers' apply_rotary_pos_emb on the first columns of each head, with the bias in the projection."""
+    z = (i.h.flatten(0, -2) @ i.w.T + i.bias).view(i.sizes["B"], i.sizes["T"], -1, 80).transpose(1, 2)
+    q, k, v = z.chunk(3, 1)
+    cos, sin = (t[i.pos.long()].view(i.sizes["B"], 1, i.sizes["T"], 16).repeat(1, 1, 1, 2) for t in (i.cos, i.sin))
+
+    def rotate(x: Tensor) -> Tensor:
+        turned, rest = x[..., :32], x[..., 32:]
+        a, b = turned.chunk(2, -1)
+        return torch.cat([turned * cos + torch.cat([-b, a], -1) * sin, rest], -1)
+
+    return rotate(q), rotate(k), v
+
+
 EXPECTED: dict[str, Callable] = {
     "linear": lambda i: (i.x @ i.w.T,),
     "linear_bias_gelu": lambda i: (gelu_tanh(i.x @ i.w.T + i.bias),),
@@ -191,6 +205,7 @@ EXPECTED: dict[str, Callable] = {
     "qkv_rope_interleaved": lambda i: heads(
         SimpleNamespace(**vars(i) | {"w": i.w.flatten(0, -2)}), norm=False, interleaved=True
     ),
+    "qkv_partial_rope": partly_rotated,
     "qkv_weights": lambda i: heads(SimpleNamespace(**vars(i), w=torch.cat([i.wq, i.wk, i.wv])), norm=True),
 }  # fmt: skip
 
