@@ -10,7 +10,8 @@ from coda.pytorch.block import block
 from coda.pytorch.execute import steps
 from coda.pytorch.op import bound_calls
 from coda.pytorch.report import listening
-from tests.pytorch.models import WIDE, check, exact, inputs, step, tiny
+from tests.pytorch.handwritten import WIDE
+from tests.pytorch.models import check, exact, inputs, step, tiny
 
 pytestmark = pytest.mark.gpu
 OPTIONS = {"inductor": False}

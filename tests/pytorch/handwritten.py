@@ -28,6 +28,7 @@ class Sizes:
 
 
 SMALL = Sizes()
+WIDE = Sizes(vocabulary=512, width=512, inner=1024, heads=8, kv_heads=2)  # heads of 64 columns, as kernels take them
 
 
 @dataclass

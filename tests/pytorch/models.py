@@ -77,7 +77,6 @@ def zoo(sizes: Sizes = SMALL) -> dict[str, Builder]:
     }
 
 
-WIDE = Sizes(vocabulary=512, width=512, inner=1024, heads=8, kv_heads=2)  # heads of 64 columns, as kernels take them
 BUILDERS = zoo()
 BUILDERS["llama_heads"] = zoo(Sizes(512, 256, 512))["llama"]  # heads of 64 columns, as kernels take them
 

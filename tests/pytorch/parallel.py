@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -86,13 +85,12 @@ class Decoder(nn.Module):
 # Plans: what happens to each module, by its path in a layer.
 
 
-def columns_and_rows(layers: Iterable[nn.Module], mesh: Any, prefixes: tuple[str, str] = ("", "")) -> None:
+def without_sequence(model: nn.Module, mesh: Any) -> None:
     """Heads and inner columns over the ranks: q, k, v, gate and up by columns, o and down by rows."""
-    attention, inner = prefixes
-    plan: dict[str, Any] = {attention + n: ColwiseParallel() for n in ("wq", "wk", "wv")}
-    plan |= {inner + n: ColwiseParallel() for n in ("w1", "w3")}
-    plan |= {attention + "wo": RowwiseParallel(), inner + "w2": RowwiseParallel()}
-    for layer in layers:
+    plan: dict[str, Any] = {f"attention.{n}": ColwiseParallel() for n in ("wq", "wk", "wv")}
+    plan |= {f"feed_forward.{n}": ColwiseParallel() for n in ("w1", "w3")}
+    plan |= {n: RowwiseParallel() for n in ("attention.wo", "feed_forward.w2")}
+    for layer in model.layers:
         parallelize_module(layer, mesh, plan)
 
 

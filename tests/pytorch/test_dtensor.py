@@ -24,7 +24,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from coda.pytorch import backend
 from coda.pytorch.dtensor.layout import of_gradient, summed_dims
-from tests.pytorch.parallel import Decoder, columns_and_rows, with_sequence
+from tests.pytorch.parallel import Decoder, with_sequence, without_sequence
 
 R, P, S = Replicate(), Partial(), Shard
 
@@ -44,10 +44,6 @@ def compiled(function: Callable, **how) -> Callable:
 def step(model: nn.Module) -> None:
     ids = torch.zeros(2, 8, dtype=torch.int64)
     model(ids, ids).loss.backward()
-
-
-def without_sequence(model: nn.Module, mesh: DeviceMesh) -> None:
-    columns_and_rows(model.layers, mesh, ("attention.", "feed_forward."))
 
 
 INNER = ["w1", "w2", "w3"]

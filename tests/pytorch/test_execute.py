@@ -20,7 +20,8 @@ from coda.runtime.library import Artifact
 from coda.runtime.reference import evaluate_sized
 from coda.target.blocks import lower_program
 from tests.abi.harness import host_of
-from tests.pytorch.models import WIDE, inputs, step, tiny
+from tests.pytorch.handwritten import WIDE
+from tests.pytorch.models import inputs, step, tiny
 
 SIZE = 3
 

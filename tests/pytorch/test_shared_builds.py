@@ -16,8 +16,7 @@ from coda import build
 from coda.build.toolchain import Toolchain
 from coda.pytorch import prebuild
 from coda.runtime import library
-from tests.pytorch.handwritten import SMALL, Titan
-from tests.pytorch.models import WIDE
+from tests.pytorch.handwritten import SMALL, WIDE, Titan
 
 RANKS = 2
 TOOLS = Toolchain(*(Path("nvcc"), "13.0", Path("c++"), "12", Path("include"), Path("lib"), Path("cutlass"), "4.2.0"))
