@@ -1,7 +1,7 @@
 """coda under torch.compile: ``torch.compile(model, backend="coda")`` on models nobody changed.
 
-graph.py      the captured graph, before autograd: ATen operations, alias classes; casts of autocast (autocast.py) and
-              products of complex numbers (complex.py) are written out
+graph.py      the captured graph, before autograd: ATen operations; casts of autocast (autocast.py) and products of
+              complex numbers (complex.py) are written out; aliases.py: what shares memory, and what writes it
 regions.py    sets of operations around products, between the attentions
 translate.py  a region as a program (aten/: what each operation computes; cells.py: names for dims)
 rewrite.py    regions become calls of one custom op (op.py, block.py, execute.py, bound.py)

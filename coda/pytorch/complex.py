@@ -10,6 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, fx
 
+from coda.pytorch.aliases import drop_unused
+
 ATEN = torch.ops.aten
 Parts = tuple[fx.Node, fx.Node]
 
@@ -33,7 +35,7 @@ class _Writer:
                 self.made[node] = self.product(node)
             elif node.target is ATEN.view_as_real.default and node.args[0] in self.made:
                 self.join(node)
-        self.graph.eliminate_dead_code()
+        drop_unused(self.graph)
 
     def is_product(self, node: fx.Node) -> bool:
         return all(isinstance(a, fx.Node) and _is_complex(a) for a in node.args) and any(

@@ -5,18 +5,18 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._ops import OpOverload
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.traceback import preserve_node_meta
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from coda.pytorch import autocast
+from coda.pytorch.aliases import drop_unused
 from coda.pytorch.aten import kind, operation
 from coda.pytorch.complex import write_out_products
 
@@ -134,7 +134,7 @@ def _without_empty_parts(graph: fx.Graph) -> None:
             copy.meta |= node.meta
             node.replace_all_uses_with(copy)
             graph.erase_node(node)
-    graph.eliminate_dead_code()
+    drop_unused(graph)
 
 
 def weights(graph: fx.Graph) -> set[fx.Node]:
@@ -185,91 +185,6 @@ def with_gradient(graph: fx.Graph) -> set[fx.Node]:
         if wants:
             found.add(node)
     return found
-
-
-class Aliases:
-    """Which graph values may share memory, and which of those are written.
-
-    Conservative: a result of an operation that can alias an operand is taken to do so, and a write to one of a class
-    is a write to all.
-    """
-
-    def __init__(self, graph: fx.Graph):
-        self.root: dict[fx.Node, fx.Node] = {}
-        written: list[fx.Node] = []
-        for node in graph.nodes:
-            self.root[node] = node
-            for operand, writes in _aliased(node):
-                self._join(node, operand)
-                written += [operand] if writes else []
-        self.writes = {self.of(n) for n in written}
-
-    def of(self, node: fx.Node) -> fx.Node:
-        while self.root[node] is not node:
-            node = self.root[node]
-        return node
-
-    def _join(self, a: fx.Node, b: fx.Node) -> None:
-        self.root[self.of(a)] = self.of(b)
-
-    def is_written(self, node: fx.Node) -> bool:
-        """Whether any value that may share memory with this one is ever written."""
-        return self.of(node) in self.writes
-
-    def touches_written(self, node: fx.Node) -> bool:
-        return any(self.is_written(n) for n in (node, *node.all_input_nodes))
-
-
-def _aliased(node: fx.Node) -> Iterable[tuple[fx.Node, bool]]:
-    """The operands that a node's result may share memory with, and whether the node writes them."""
-    if node.op != "call_function":
-        return
-    if not isinstance(node.target, OpOverload):
-        for operand in node.all_input_nodes:  # getitem, a higher-order operation
-            yield operand, False
-        return
-    schema = node.target._schema
-    names = {a.name: a for a in schema.arguments}
-    given = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
-    for name, value in given.items():
-        info = names[name].alias_info
-        if info is None:
-            if schema.name in MAY_ALIAS and isinstance(value, fx.Node):
-                yield value, False
-            continue
-        for operand in value if isinstance(value, (list, tuple)) else [value]:
-            if isinstance(operand, fx.Node):
-                yield operand, info.is_write
-
-
-# Composite operations that give back their operand or a view of it at times, which their schema does not say.
-MAY_ALIAS = {
-    f"aten::{n}"
-    for n in (
-        "reshape",
-        "contiguous",
-        "to",
-        "type_as",
-        "flatten",
-        "dropout",
-        "clone",
-        "matmul",
-        "_to_copy",
-        "expand_as",
-    )
-}
-
-
-def chains(graph: fx.Graph, aliases: Aliases) -> dict[fx.Node, fx.Node]:
-    """For each node that touches written memory the one before it that touches the same: their order matters."""
-    last: dict[fx.Node, fx.Node] = {}
-    before: dict[fx.Node, fx.Node] = {}
-    for node in graph.nodes:
-        for root in {aliases.of(n) for n in (node, *node.all_input_nodes) if aliases.is_written(n)}:
-            if root in last:
-                before[node] = last[root]
-            last[root] = node
-    return before
 
 
 def sort(graph: fx.Graph, before: dict[fx.Node, fx.Node]) -> None:

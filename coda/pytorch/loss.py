@@ -15,6 +15,7 @@ from torch import Tensor, fx
 from torch._ops import OpOverload
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from coda.pytorch.aliases import drop_unused
 from coda.pytorch.aten import operation
 from coda.pytorch.graph import with_gradient
 from coda.pytorch.refusal import Refusal
@@ -41,7 +42,7 @@ def fuse_losses(gm: fx.GraphModule, memory: str) -> list[str]:
         names.append(name_of(head.product))
         _replace(gm.graph, node, head, memory, differentiable)
     if names:
-        gm.graph.eliminate_dead_code()
+        drop_unused(gm.graph)
         gm.recompile()
     return names
 

@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, fx
 
+from coda.pytorch.aliases import Aliases
 from coda.pytorch.aten import is_view, kind, record
-from coda.pytorch.graph import Aliases, is_converted_weight, weights
+from coda.pytorch.graph import is_converted_weight, weights
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 

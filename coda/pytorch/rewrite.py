@@ -13,11 +13,12 @@ import torch
 from torch import fx
 
 from coda.printer import print_program
+from coda.pytorch.aliases import Aliases, chains, drop_unused
 from coda.pytorch.aten import is_structural, kind, operation
 from coda.pytorch.block import Options, block, one_line
 from coda.pytorch.config import Config
 from coda.pytorch.execute import unlowered_product
-from coda.pytorch.graph import Aliases, bodies, chains, sort, weights, with_gradient
+from coda.pytorch.graph import bodies, sort, weights, with_gradient
 from coda.pytorch.normal import Positions
 from coda.pytorch.op import BLOCK
 from coda.pytorch.refusal import NoKernel, Refusal
@@ -65,7 +66,7 @@ def rewrite(gm: fx.GraphModule, config: Config, training: bool) -> Rewritten:
         _replace(graph, fused, replaced)
     if here:
         sort(graph, before)
-        graph.eliminate_dead_code()
+        drop_unused(graph)
         gm.recompile()
     return done
 

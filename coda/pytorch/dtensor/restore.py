@@ -10,6 +10,7 @@ from torch import Tensor, fx
 from torch.distributed.tensor import DTensor, Replicate
 from torch.fx.node import map_arg
 
+from coda.pytorch.aliases import drop_unused
 from coda.pytorch.dtensor.graph import Local, OnDTensors, Spread, behind, example
 from coda.pytorch.dtensor.layout import Placements, of_gradient
 from coda.pytorch.graph import bodies
@@ -64,7 +65,7 @@ class _Writer:
         self.take_spreads(part, x.placements)
 
     def run(self) -> None:
-        self.graph.eliminate_dead_code()
+        drop_unused(self.graph)
         for node in list(self.graph.nodes):
             if (what := self.local.called(node)) is None or not node.users:  # one that was taken has none
                 continue

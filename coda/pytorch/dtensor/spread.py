@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor, fx
 
+from coda.pytorch.aliases import Aliases
 from coda.pytorch.aten import kind
 from coda.pytorch.dtensor.graph import Local, Spread, behind
-from coda.pytorch.graph import Aliases, bodies, with_gradient
+from coda.pytorch.graph import bodies, with_gradient
 from coda.pytorch.values import int_hint
 
 
