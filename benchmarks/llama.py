@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -85,17 +86,44 @@ def way_of(name: str, model: nn.Module) -> tuple[nn.Module, Callable[..., Any]]:
             return model, torch.compile(model, mode="max-autotune-no-cudagraphs")
         case "coda":
             return model, torch.compile(model, backend="coda")
-        case "coda-loss":  # which returns no logits, as Liger does
-            return model, torch.compile(model, backend="coda", options={"fuse_loss": True})
+        case "coda-loss":
+            return model, torch.compile(_without_logits(model), backend="coda", options={"fuse_loss": True})
         case "coda-graphs":
             return model, torch.compile(model, backend="coda", options={"mode": "reduce-overhead"})
         case "liger":
             from liger_kernel.transformers.monkey_patch import _apply_liger_kernel_to_instance
+            from transformers.models.llama import modeling_llama
 
-            changed = copy.deepcopy(model)
+            changed, ours = copy.deepcopy(model), dict(vars(modeling_llama))
             _apply_liger_kernel_to_instance(changed)
-            return changed, changed
+            theirs = {name: value for name, value in vars(modeling_llama).items() if ours.get(name) is not value}
+            restored = {name: ours[name] for name in theirs}
+            vars(modeling_llama).update(restored)
+            return changed, _within(vars(modeling_llama), theirs, restored, changed)
     raise ValueError(name)
+
+
+def _without_logits(model: nn.Module) -> Callable[..., Any]:
+    """The model as a function that returns no logits where it returns a loss, as Liger's does."""
+
+    def call(**inputs: Any) -> Any:
+        output = model(**inputs)
+        return output if output.loss is None else SimpleNamespace(loss=output.loss)
+
+    return call
+
+
+def _within(scope: dict[str, Any], theirs: dict[str, Any], ours: dict[str, Any], call: Callable[..., Any]) -> Any:
+    """The call, which sees a module's names changed: Liger changes functions of transformers for all models."""
+
+    def changed(**inputs: Any) -> Any:
+        scope.update(theirs)
+        try:
+            return call(**inputs)
+        finally:
+            scope.update(ours)
+
+    return changed
 
 
 def step_of(phase: str, module: nn.Module, call: Callable[..., Any], ids: Tensor) -> Call:
