@@ -77,7 +77,9 @@ class Launch:
 
     def in_loop(self, loop: Loop) -> Launch:
         """The launches of all chunks of an axis."""
-        reads, writes = (tuple(replace(t, bytes=_over(loop, t.bytes)) for t in side) for side in (self.reads, self.writes))
+        reads, writes = (
+            tuple(replace(t, bytes=_over(loop, t.bytes)) for t in tensors) for tensors in (self.reads, self.writes)
+        )
         return replace(self, count=_over(loop, self.count), reads=reads, writes=writes, loop=loop)
 
     def seconds(self, sizes: Mapping[str, int], gpu: Gpu) -> float | None:

@@ -2,7 +2,8 @@
 
 Each step runs as a program of its own, on random operands that are not in the L2; its time includes its finish
 kernels, and sums that it finds unfinished in the whole program are finished here. A step of a loop is timed on one
-chunk, and counts once for each. Everything is timed in the same interleaved rounds (``coda.runtime.timing``), the whole program among it.
+chunk, and counts once for each. Everything is timed in the same interleaved rounds (``coda.runtime.timing``), the
+whole program among it.
 """
 
 from __future__ import annotations

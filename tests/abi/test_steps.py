@@ -200,7 +200,8 @@ def _written(part: RowPart, p: Any) -> list[Any]:
 def test_a_map_cuts_long_rows_into_parts() -> None:
     record = started("scaled")
     assert record.artifact.describe["programs"][0]["kernels"][0]["kind"] == "map"
-    for width, kernel, parts, teams in ((2048, "1", 1, 1), (2056, "4", 1, 2), (40000, "4", 5, 1), (40001, "any", 20, 1)):
+    expected = ((2048, "1", 1, 1), (2056, "4", 1, 2), (40000, "4", 5, 1), (40001, "any", 20, 1))
+    for width, kernel, parts, teams in expected:
         record.reset()
         assert record.run([zeros(4, width, dtype=F32), zeros(4, width)]) == 0, record.error
         assert shapes(record) == [(f"scaled_map_{kernel}", [4 * parts // teams, 1, 1], [256, 1, 1])]
