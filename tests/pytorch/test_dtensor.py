@@ -118,7 +118,19 @@ def test_a_product_that_communicates_is_left_with_the_reason(mesh, reports):
         return torch.nn.functional.linear(parts, v).to_local()
 
     compiled(f)(torch.randn(4, 8), w, v)
-    assert "more than a product of local parts" in str(reports[-1].unfused[-1].reason)
+    assert "it communicates" in str(reports[-1].unfused[-1].reason)
+
+
+def test_shards_that_differ_in_size_are_left_with_the_reason(mesh, reports):
+    """Ranks that fuse different products could wait for each other."""
+    w = weight(mesh, 33, 16, placement=S(0))
+
+    def f(x: Tensor, w: Tensor) -> Tensor:
+        return torch.nn.functional.linear(DTensor.from_local(x, mesh, [R], run_check=False), w).sigmoid().to_local()
+
+    x = torch.randn(4, 16)
+    torch.testing.assert_close(compiled(f)(x, w), f(x, w))
+    assert "its shards differ in size" in str(reports[-1].unfused[-1].reason)
 
 
 def test_a_graph_that_writes_into_a_dtensor_stays_as_it_is(mesh, reports):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 Placements = tuple[Any, ...]
 
@@ -15,6 +16,15 @@ def is_plain(placements: Placements) -> bool:
     return all(
         isinstance(p, Shard) or p.is_replicate() or (type(p) is Partial and p.reduce_op == "sum") for p in placements
     )
+
+
+def is_even(x: DTensor) -> bool:
+    """Whether shards are of one size, so that all ranks compile the same; taken to be so along dims that vary."""
+    parts: dict[int, int] = defaultdict(lambda: 1)
+    for dim, p in enumerate(x.placements):
+        if isinstance(p, Shard):
+            parts[p.dim] *= x.device_mesh.size(dim)
+    return all(not isinstance(size := x.shape[dim], int) or size % n == 0 for dim, n in parts.items())
 
 
 def of_gradient(placements: Placements, summed: frozenset[int] = frozenset()) -> Placements:

@@ -31,7 +31,7 @@ from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 from coda.pytorch.dtensor.conversion import conversion
 from coda.pytorch.dtensor.graph import Local, OnDTensors, Spread, dtensors, example
-from coda.pytorch.dtensor.layout import is_plain, of_gradient, summed_dims
+from coda.pytorch.dtensor.layout import is_even, is_plain, of_gradient, summed_dims
 from coda.pytorch.dtensor.trace import Number, Trace, local_of, traced
 from coda.pytorch.graph import CHECKPOINT
 from coda.pytorch.refusal import Refusal
@@ -209,7 +209,8 @@ class _Localizer:
             raise Refusal(f"'{node.name}' writes into a DTensor")
         if any(c.target._schema.name in PRODUCTS for c in trace.calls):
             laid = " and ".join(str(example(a).placements) for a in dtensors(*node.all_input_nodes))
-            self.local.refused[name_of(node)] = f"of DTensors laid {laid} it is more than a product of local parts"
+            reason = f"of DTensors laid {laid} it communicates, or its shards differ in size"
+            self.local.refused[name_of(node)] = reason
 
     def operands(self, node: fx.Node) -> Iterator[fx.Node]:
         """The tensors that a call on DTensors starts from."""
@@ -239,12 +240,13 @@ def _dtypes(value: Any) -> list[torch.dtype]:
 
 def _summed(node: fx.Node) -> dict[fx.Node, frozenset[int]] | None:
     """For each DTensor that an operation reads the mesh dims on which its gradient is a part of a sum. None where some
-    tensor is none, or has another mesh or layout; a tensor that wants no gradient may be there."""
+    tensor is none, or has another mesh or layout, or shards that differ in size. A tensor that wants no gradient may be
+    there."""
     results = [x for x in tree_leaves(example(node)) if isinstance(x, Tensor)]
     operands = dtensors(*node.all_input_nodes)
     others = [example(a) for a in node.all_input_nodes if a not in operands]
     laid = [*map(example, operands), *results]
-    if not results or not all(isinstance(x, DTensor) and is_plain(x.placements) for x in laid):
+    if not results or not all(isinstance(x, DTensor) and is_plain(x.placements) and is_even(x) for x in laid):
         return None
     if len({x.device_mesh for x in laid}) != 1 or any(isinstance(x, Tensor) and x.requires_grad for x in others):
         return None
