@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from coda.errors import CodaError
-from coda.pytorch.block import Options
+from coda.nn.loss import program_text
+from coda.pytorch.block import Options, block
 from coda.pytorch.op import BLOCK
+from coda.runtime.binding import type_shape
 
 TEXT = """
 program p(x: f32[(B T), D=16], g: f32[D], w: f32[F=24, D], v: f32[D, F], h: f32[(B T), D]) {
@@ -57,6 +59,35 @@ def test_l2_opcheck(how):
 @pytest.mark.parametrize(("batch", "length"), [(0, 3), (2, 0), (1, 1)])
 def test_l2_opcheck_of_empty_and_tiny(batch, length):
     torch.library.opcheck(BLOCK, (operands(batch, length), [batch, length], TEXT, options()))
+
+
+LOSS = program_text((("x", torch.float32), ("w", torch.float32), ("target", torch.int64)), -100, "mean", 0.1, 0, None)
+TABLE = """program p(x: f32[(B T), D=16], w: f32[F=24, D], cos: f32[P=8, F], pos: i64[(B T)], eps: f32) {
+    return y = (x @ w.T) * cos[pos] + eps: f32
+}"""
+
+
+def of_other_kinds(name: str, how: str) -> tuple:
+    """Arguments of the op for the other programs that it runs: a loss over labels, tables with positions and a number,
+    and a derived backward."""
+    if name == "backward":
+        it = block(TEXT, options())
+        whole, text, given = it.backward(NAMES)
+        shapes = {n: type_shape(whole.param(n).type, {"B": 2, "T": 3}) for n in (p.name for p in whole.params)}
+        return strided(how, [torch.randn(shape) for shape in shapes.values()]), [2, 3], text, given
+    if name == "table":
+        x, w, cos = (torch.randn(s, requires_grad=s != (8, 24)) for s in ((2, 3, 16), (24, 16), (8, 24)))
+        tensors = [*strided(how, [x, w, cos]), torch.arange(6), torch.tensor(0.5)]
+        return tensors, [2, 3], TABLE, Options(("B", "T"), ("x", "w")).text()
+    x, w = torch.randn(6, 16, requires_grad=True), torch.randn(10, 16, requires_grad=True)
+    how_it_runs = Options(("M", "K", "V"), ("x", "w"), memory=name.removeprefix("loss_")).text()
+    return [*strided(how, [x, w]), torch.arange(6)], [6, 16, 10], LOSS, how_it_runs
+
+
+@pytest.mark.parametrize("how", ["contiguous", "transposed", "padded", "expanded"])
+@pytest.mark.parametrize("name", ["loss_fast", "loss_low", "table", "backward"])
+def test_l2_opcheck_of_other_kinds_of_programs(name, how):
+    torch.library.opcheck(BLOCK, of_other_kinds(name, how))
 
 
 def test_l2_opcheck_without_gradients():
