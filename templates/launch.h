@@ -91,7 +91,7 @@ struct RowTensor {
   void* data;
   int64_t level[kMaxLevels];  // elements from one step of a loop to the next; 0 where the tensor does not vary
   int64_t column;
-  int64_t gather, extent;     // rows of a table that is gathered from: their pitch and number
+  int64_t gather, extent;     // rows of a table that is gathered from, or partial results: their pitch and number
   int64_t integer;
   float value;
   int32_t vector;             // 1: 16-byte accesses, columns are adjacent, rows begin at multiples of 16 bytes; 2 and 3:

@@ -11,10 +11,7 @@
 #include <type_traits>
 
 #include "chain.h"
-#include "launch.h"
-#include "random.h"
-#include "reduce.h"
-#include "scalar.h"
+#include "operand.h"
 
 namespace coda {
 
@@ -69,6 +66,12 @@ template <class D, int kLevels> CODA_FN Line<D> gathered_line(RowTensor const& t
   return {static_cast<D*>(t.data) + at.begin(t) + position * t.gather, t.column, t.vector, T(0)};
 }
 // The value of a row.
+// The value of a row that partial results of another program add up to.
+template <class R, int kLevels> CODA_FN float finished(RowTensor const& t, Place<kLevels> const& at) {
+  Operand o{};
+  o.data = static_cast<float*>(t.data) + at.begin(t), o.column = t.gather, o.extent = t.extent;
+  return load_partials<R>(o, 0, 1);
+}
 template <class D> CODA_FN typename Line<D>::T first(Line<D> const& x) { return x.data ? load(x.data) : x.value; }
 
 // ---- octets ----

@@ -170,6 +170,8 @@ class _Call:
         entry.data = value.data_ptr() + offset * value.element_size()
         entry.level[: len(access.levels)] = [stride(s) for s in access.levels]
         entry.column = stride(access.column)
+        if access.partial is not None:
+            entry.gather, entry.extent = value.stride(0), len(value)
         steps = [*entry.level]
         if access.gather is not None:
             entry.gather, entry.extent = stride(access.gather[0]), self.size(access.gather[1])

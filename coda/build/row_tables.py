@@ -81,7 +81,7 @@ def _access(context: Tables, plan: RowPlan, access: Access, octets: bool) -> str
         _padded(offsets, MAX_OFFSETS),
         _stride(context, access.gather[0] if access.gather else None),
         context.extent(size) if size is not None else "{0, -1, 0}",
-        f"{number}, {integer}, {-1 if access.slot is None else access.slot}",
+        f"{number}, {integer}, {-1 if access.slot is None else access.slot}, {_bool(access.partial is not None)}",
     ]
     return "{" + ", ".join(fields) + "}" + (f"  /* {access.arg} */" if access.arg else "")
 

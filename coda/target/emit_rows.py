@@ -163,6 +163,8 @@ class _Emitter:
     def _row_value(self, node: Node) -> str:
         reading = self.readings.get(node)
         if reading is not None:
+            if (kind := self.part.accesses[reading.access].partial) is not None:
+                return f"coda::finished<{REDUCTIONS[kind].cpp}>(p.tensors[{reading.access}], at)"
             if is_leaf(node):
                 return f"coda::first({self._line(reading)})"
             return f"p.tensors[{reading.access}].integer"  # a size

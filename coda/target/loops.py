@@ -19,7 +19,7 @@ from coda.target.rowplan import Access, Stride
 @dataclass(frozen=True)
 class Tensor:
     """A tensor as a leaf or an output sees it: stored with ``dims``, begun at ``offsets`` (axis, position). ``within``
-    maps the name of a part to the axis that it is a part of."""
+    maps the name of a part to the axis that it is a part of. Partial results have a dim in front, which counts them."""
 
     arg: str
     dtype: DType
@@ -29,6 +29,7 @@ class Tensor:
     identity: float = 0.0
     gather: str | None = None  # the axis that `index` selects from
     index: Node | None = field(default=None, compare=False)
+    partial: str | None = None  # "sum", ..: how they are reduced
 
     def stored(self, name: str) -> str:
         """The axis of the tensor behind an axis of the leaf."""
@@ -48,7 +49,10 @@ class Tensor:
 
     def stride(self, name: str) -> Stride | None:
         place = self.place(name)
-        return None if place is None else Stride(place[0], dim_size(self.dims[place[0]][place[1] + 1 :]))
+        if place is None:
+            return None
+        dim, at = place
+        return Stride(dim + (self.partial is not None), dim_size(self.dims[dim][at + 1 :]))
 
     def access(self, levels: Sequence[Dim], space: Dim | None) -> Access:
         """The strides of the loops, each that of its fastest axis."""
@@ -63,7 +67,7 @@ class Tensor:
         return Access(
             self.arg, self.dtype, tuple(self.stride(level[-1].name) for level in levels),
             self.stride(space[-1].name) if space else None,
-            tuple((d, o) for d, o in offsets if o != 0), self.identity, gather,
+            tuple((d, o) for d, o in offsets if o != 0), self.identity, gather, partial=self.partial,
         )  # fmt: skip
 
     def _whole(self, name: str) -> tuple[int, int]:
@@ -91,7 +95,7 @@ def joined(axes: Iterable[Axis], tensors: Sequence[Tensor], apart: Collection[fr
 
 
 def tensor_of(leaf: Node) -> Tensor:
-    """The tensor behind a leaf: a parameter, sliced, cut, gathered from, or absent."""
+    """The tensor behind a leaf: a parameter, sliced, cut, gathered from, absent, or finished."""
     offsets: list[tuple[str, Size]] = []
     within: dict[str, str] = {}
     identity, gather, index = 0.0, None, None
@@ -111,14 +115,14 @@ def tensor_of(leaf: Node) -> Tensor:
     stored = Tensor("", node.dtype, node.type.dims, (), tuple(within.items())).stored
     return Tensor(
         node.attr("name"), node.dtype, node.type.dims, tuple((stored(name), at) for name, at in offsets),
-        tuple(within.items()), identity, gather, index,
+        tuple(within.items()), identity, gather, index, node.type.partial.kind if node.type.partial else None,
     )  # fmt: skip
 
 
 def is_leaf(node: Node) -> bool:
     """Whether a node reads a parameter, at an address that depends on the row at most."""
     gathers = 0
-    while node.op in ("slice", "part", "default", "gather"):
+    while node.op in ("slice", "part", "default", "gather", "finish"):
         gathers += node.op == "gather"
         node = node.args[0]
     return node.op == "input" and gathers <= 1

@@ -57,6 +57,7 @@ class Access:
     gather: tuple[Stride, Size] | None = None
     size: Size | None = None
     slot: int | None = None
+    partial: str | None = None  # "sum", ..: partial results of another program, reduced where they are read
 
 
 @dataclass(frozen=True)

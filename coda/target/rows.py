@@ -16,7 +16,7 @@ import sympy
 
 from coda.dtypes import BF16, BOOL, F16, F32, I32, I64
 from coda.errors import CodaError
-from coda.ir import Axis, Node, Output, Program, rewrite
+from coda.ir import Axis, Node, Output, Param, Program, rewrite
 from coda.ops import OPS, build
 from coda.ops.reduce import REDUCTIONS
 from coda.passes.join_sums import join_sums
@@ -231,6 +231,8 @@ class _RowLowering:
                     f"operand '{param.name}' is {param.type.dtype}; a kernel reads bf16, f16, f32, i64, i32 and bool",
                     param,
                 )
+            if param.type.partial:
+                self._check_partial(param, node)
         elif is_reduction(node):
             if node.dtype.kind != "float":
                 raise fail("a reduction of integers is lowered in a later release", node, "convert: 1.0 * x")
@@ -242,6 +244,15 @@ class _RowLowering:
             raise fail(f"'{node.op}' in a kernel over rows is lowered in a later release", node)
         if node.op == "cast" and not (node.dtype in STORED or node.dtype in (I32, I64)):
             raise fail(f"a cast from {node.args[0].dtype} to {node.dtype} is lowered in a later release", node)
+
+    def _check_partial(self, param: Param, node: Node) -> None:
+        """Whether a row finishes partial results of another program."""
+        assert param.type.partial is not None
+        kind = param.type.partial.kind
+        if REDUCTIONS[kind].floats > 1:
+            raise fail(f"partial results of '{kind}' are two values each", param, "pass the finished values")
+        if any(node.type.names & group.columns for group in self.groups.all):
+            raise fail("partial results are finished for each row, and these vary over columns", param)
 
     # ---- what a row finishes, and what it does not ----
 
@@ -374,6 +385,8 @@ class _RowLowering:
         )  # fmt: skip
 
     def _operand(self, tensor: Tensor, leaf: Node, finish: _Finish) -> Operand:
+        if tensor.partial:
+            raise fail("partial results are read where other reductions are finished", leaf, "return them apart")
         if not leaf.type.names <= {a.name for a in finish.axes}:
             raise fail("what no row reduces by itself is used in every row again; that is a second kernel", leaf)
         space = Space.COLUMN if leaf.type.names else Space.UNIFORM

@@ -41,6 +41,7 @@ inline int bind_row_tensor(Call const& call, RowAccess const& spec, RowTensor& t
   t.data = v.data + begin * v.itemsize();
   t.column = row_stride(call, v, spec.column);
   t.gather = row_stride(call, v, spec.gather);
+  if (spec.partials) t.gather = v.pitch(0), t.extent = v.shape[0];
   bool aligned = t.gather * v.itemsize() % 16 == 0;
   for (int i = 0; i < kMaxLevels; ++i) {
     t.level[i] = row_stride(call, v, spec.levels[i]);

@@ -120,6 +120,7 @@ struct RowAccess {
   float absent;
   int64_t absent_integer;
   int slot;            // of partial results in the scratch memory; -1: it is an argument or a number
+  bool partials;       // of another program: the first dim counts them
 };
 
 struct Finishing {

@@ -109,3 +109,21 @@ def test_a_program_finishes_the_partial_results_of_another(tile: str) -> None:
         assert compare(consumer.program, operands, {"y": y, "r": r}).ok
         torch.testing.assert_close(r.double(), (h.double().square().mean(1) + 1e-5).rsqrt(), rtol=1e-6, atol=0)
         assert all(same_bits(x, again) for x, again in zip((y, r), consumer(**operands), strict=True))
+
+
+FINAL_NORM = """
+program final_norm(h: bf16[M, D], stats: partial[sum, D] f32[M], g: bf16[D], eps: f32 = 1e-5) {
+    return n = h * rsqrt(finish(stats) / size(D) + eps) * g: bf16
+}
+"""
+
+
+def test_a_kernel_over_rows_finishes_the_partial_results_of_a_product() -> None:
+    producer, consumer = compiled("residual_stats", "128x128"), coda.compile(FINAL_NORM, fallback="strict")
+    for m, d in ((1, 64), (129, 520), (300, 4104)):
+        h, stats = producer(**random_inputs(producer.program, {"M": m, "D": d, "A": 128}, 3, "cuda"))
+        operands = {"h": h, "stats": stats, "g": torch.randn(d, device="cuda", dtype=torch.bfloat16)}
+        n = consumer(**operands)
+        assert consumer.last_route.kind == "kernel", consumer.last_route
+        assert compare(consumer.program, operands, {"n": n}).ok
+        assert same_bits(n, consumer(**operands))

@@ -15,11 +15,19 @@ from coda.passes import derive
 from coda.printer import print_program
 from coda.runtime.reference import evaluate
 from coda.target import lower
-from coda.target.blocks import lower_program
+from coda.target.blocks import lower_noting, lower_program
+from coda.target.legality import checks
 from tests.hostmath import compile_plan
 from tests.support import same_bits
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+MLP = """program mlp(h: bf16[M, D], stats: partial[sum, D] f32[M], g: bf16[D], w_gate: bf16[F, D], w_up: bf16[F, D],
+            w_down: bf16[D, F]) {
+    n = h * rsqrt(finish(stats) / size(D) + 1e-5) * g
+    y = silu(n @ w_gate.T) * (n @ w_up.T)
+    out = cast(h + y @ w_down.T, bf16)
+    return out, sums = partial(sum(out * out, D)): f32
+}"""
 HEADS = """program heads(h: bf16[(B T), D], stats: partial[sum, D] f32[(B T)], w: bf16[(G d=64), D], eps: f32 = 1e-6) {
     return q = rsqrt(finish(stats) / size(D) + eps) * (h @ w.T): bf16[B, G, T, d]
 }"""
@@ -181,3 +189,21 @@ def test_a_head_wise_epilogue_finishes_them():
 def test_what_no_kernel_finishes_is_refused(parameter: str, message: str):
     with pytest.raises(CodaError, match=message):
         lower_program(program(parameter))
+
+
+def test_a_block_delays_the_norm_that_they_belong_to():
+    """No kernel takes statistics of h; the next block gets what this one leaves."""
+    lowered = lower_noting(coda.parse(MLP).programs["mlp"])
+    assert [step.kind for step in lowered.schedule.steps] == ["map", "gemm", "gemm"]
+    assert [[o.arg for o in step.operands if o.partial] for step in lowered.schedule.gemms] == [["stats"], []]
+    checks(lowered.schedule)
+
+
+def test_a_kernel_over_rows_finishes_them():
+    text = "program final_norm(h: bf16[M, D], stats: partial[sum, D] f32[M], g: bf16[D]) {\n" \
+           "    return n = h * rsqrt(finish(stats) / size(D)) * g: bf16\n}"  # fmt: skip
+    (step,) = lower_program(coda.parse(text).programs["final_norm"]).steps
+    assert step.kind == "map"
+    by_column = text.replace("partial[sum, D] f32[M]", "partial[sum, M] f32[D]")
+    with pytest.raises(CodaError, match="finished for each row, and these vary over columns"):
+        lower_program(coda.parse(by_column).programs["final_norm"])

@@ -45,6 +45,10 @@ SPECIAL = {
     "counted_rows": "program p(x: f32[B, T, (H d)]) { return t = max(x, T) * index(B) + index(d): f32[B, (H d)] }",
     "kept_transposed": "program p(x: f32[B, T, D]) {\n"
     "return t = max(x, T) + index(D): f32[D, B], s = sum(x, T): f32[D, B] }",
+    "finished": "program p(h: bf16[M, D], s: partial[sum, D] f32[M], g: f32[D]) {\n"
+    "r = rsqrt(finish(s) / size(D))\n return n = h * r * g: bf16, r: f32 }",
+    "finished_groups": "program p(h: bf16[(B T), D], s: partial[max, D] f32[(B T)], t: partial[sum, D] f32[B]) {\n"
+    "y = h * finish(s) + finish(t)\n return y: f32[B, D, T], z = sum(y, D): f32 }",
     "pick": "program p(z: bf16[M, V], label: i64[M]) { return logsumexp(z, V) - pick(z, V, label): f32 }",
     "index": "program p(x: f32[M, N]) { return where(index(N) <= index(M), x, 0): f32 }",
     "sizes": "program p(x: f32[M, N]) { return x / size(M) + sum(x, N) / size(N): f32 }",
