@@ -32,7 +32,7 @@ from coda.ops.reduce import partial_of, read_of
 from coda.passes.bare import bare_values, round_bare
 from coda.passes.edges import stored_values
 from coda.passes.labels import Note
-from coda.passes.merge import MOST, Group, core, merge, together
+from coda.passes.merge import ANCHORS, MOST, Group, core, merge, together
 from coda.passes.naming import Fresh, source_name, taken_names
 from coda.passes.schedule import LEAVES, Schedule, is_reduction
 
@@ -176,6 +176,10 @@ class _Partitioner:
     def __init__(self, program: Program, schedule: Schedule):
         self.program, self.schedule = program, schedule
         self.nodes, self.stage, self.late = program.nodes(), dict(schedule.stage), schedule.late
+        self.behind: dict[Node, int] = {}  # the stage of the latest product, or call, that a value depends on
+        for n in self.nodes:
+            before = max((self.behind[a] for a in n.args), default=0)
+            self.behind[n] = self.stage[n] if n.op in ANCHORS else before
         self.users = program.users()
         self.fresh = Fresh(taken_names(program))
         self.results = [o.value for o in program.outputs]
@@ -226,6 +230,7 @@ class _Partitioner:
             for stage in (s for s in behind if all(s < reader for reader in readers)):
                 if self.matrices(inside) <= self.matrices(self.stage_closure(stage)):
                     self.stage |= dict.fromkeys(roots, stage)
+                    self.behind |= dict.fromkeys(roots, stage - 1)
                     break
 
     def reading(self, node: Node) -> Iterator[Node]:
@@ -256,15 +261,16 @@ class _Partitioner:
     # Kernels.
 
     def kernel_roots(self) -> list[list[Node]]:
-        """The stored values of each kernel: those of one product stage, or of another stage and the same rows."""
-        found: dict[tuple[int, frozenset[str]], list[Node]] = {}
+        """The stored values of each kernel: those of one product stage, or of another stage, behind the same product
+        and of the same rows."""
+        found: dict[tuple[int, int, frozenset[str]], list[Node]] = {}
         leaves = [n for n in dict.fromkeys(self.results) if n.op in LEAVES]
         for node in [*(n for n in self.nodes if n in self.stored), *leaves]:
             stage = self.stage[node]
             rows = frozenset[str]() if self.schedule.group(stage) else self.rows(node)
-            found.setdefault((stage, rows), []).append(node)
-        ordered = sorted(found.items(), key=lambda item: item[0][0])
-        return [part for (_, rows), roots in ordered for part in (self.apart(roots) if rows else [roots])]
+            found.setdefault((stage, self.behind[node] if rows else stage, rows), []).append(node)
+        ordered = sorted(found.items(), key=lambda item: item[0][:2])
+        return [part for (*_, rows), roots in ordered for part in (self.apart(roots) if rows else [roots])]
 
     def apart(self, roots: list[Node]) -> list[list[Node]]:
         """Stored values of the same rows by themselves where they share no matrix and have columns of their own: the
@@ -282,7 +288,9 @@ class _Partitioner:
     def rows(self, node: Node) -> frozenset[str]:
         """The axes over which the rows run of which a kernel makes a value: those of some product's left operand, if
         they are among those it works over, else those of the value's slowest dim."""
-        widest = max((n.type for n in self.closure([node])), key=lambda t: len(t.axes))
+        finished = topological([node], lambda n: n.args if n in self.late else ())  # with what is stored on the way
+        made = [node, *(n for n in finished if n in self.late and self.stage[n] == self.stage[node])]
+        widest = max((n.type for n in self.closure(made)), key=lambda t: len(t.axes))
         for dot in self.nodes:
             dims = core(dot.args[0]).type.dims[:-1] if dot.op == "dot" else ()
             rows = frozenset(a.name for dim in dims for a in dim)

@@ -277,3 +277,24 @@ def test_sums_over_the_rows_go_along_with_a_row_kernel_that_reads_the_same():
     (row,) = (k for k in parts.kernels if k.kind == "row")
     assert not any(k.kind == "map" for k in parts.kernels)
     assert [o.is_partial for o in row.program.outputs] == [False, True]
+
+
+def test_a_kernel_does_not_wait_for_a_product_that_reads_what_it_makes():
+    """Rows of a statistic of other columns come a kernel later, but not with those behind the next product."""
+    p = program("""program p(x: bf16[M, D], w: bf16[D, F], u: bf16[F, D], a: bf16[R, D], b: bf16[F, R], g: bf16[F],
+                              v: bf16[D, F]) {
+        n = x * rsqrt(mean(x * x, D) + 0.01)
+        y = cast(sigmoid(n @ w) * (n @ u.T + 2 * (n @ a.T) @ b.T), bf16)
+        return y = cast(x + rms_norm(y, g, 1e-5) @ v.T, bf16): bf16
+    }""")
+    backward = derive(p, memory="low")[0].backward
+    check(backward, SIZES | {"R": 2})
+    lower_program(backward)
+
+
+def test_a_sum_that_is_returned_is_finished_with_what_is_made_of_it():
+    """Two biases of one gradient, in f32 and rounded."""
+    p = program("program p(x: bf16[M, D], b: f32[D], c: bf16[D]) { return y = x + b + c: bf16 }")
+    backward = derive(p)[0].backward
+    assert [k.kind for k in check(backward).kernels].count("finish") == 1
+    lower_program(backward)
