@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+import coda.pytorch  # noqa: F401  (the backend, also where coda is not installed)
+
 pytestmark = pytest.mark.gpu
 triton = pytest.importorskip("triton")
 tl = pytest.importorskip("triton.language")
