@@ -24,9 +24,9 @@ template <int kWidth, class F> CUTLASS_DEVICE void for_steps(F const& f) {
   if constexpr (kWidth % 32 == 16) f(cute::Int<16>{}, kWidth - 16);
 }
 
-template <class R> CUTLASS_DEVICE float quad_combine(float v) {
-  v = R::combine(v, __shfl_xor_sync(~0u, v, 1));
-  return R::combine(v, __shfl_xor_sync(~0u, v, 2));
+template <class R> CUTLASS_DEVICE typename R::State quad_combine(typename R::State v) {
+  v = R::combine(v, exchange(v, 1));
+  return R::combine(v, exchange(v, 2));
 }
 
 // One value of each row and head.

@@ -125,10 +125,7 @@ def _reads(operand: Operand) -> str:
 
 
 def _typed(plan: Plan, name: str) -> str:
-    """An argument with its type, as written in the program: its axes tell how it lies in memory."""
-    arg = plan.arg(name)
-    axes = f"[{', '.join(arg.axes)}]" if arg.axes else ""
-    return f"{name}: {arg.dtype}{axes}" + "?" * arg.optional
+    return plan.arg(name).text
 
 
 def _stores(store: Store) -> str:

@@ -100,6 +100,4 @@ def _of(plan: RowPlan, name: str) -> Access:
 
 
 def _typed(plan: RowPlan, access: Access) -> str:
-    arg = plan.arg(access.arg or "")
-    axes = f"[{', '.join(arg.axes)}]" if arg.axes else ""
-    return f"{arg.name}: {arg.dtype}{axes}" + "?" * arg.optional
+    return plan.arg(access.arg or "").text

@@ -302,13 +302,13 @@ class HeadEmitter:
         columns, accumulate = self._reductions(segment)
         reduction_names = [f"t.t{k}" for k in range(len(segment.reductions))]
         for node, name in zip(segment.reductions, reduction_names, strict=True):
-            self.scope.names[node] = f"({name} / {float(self.heads.dim)}f)" if node.op == "reduce_mean" else name
+            self.scope.names[node] = self._finished(node, name)
         roots = _roots(segment)
         inner = {b.products[0].type.dims[1][1].name for b in segment.blocks}
         above = [n for n in self.nodes(roots, set(segment.reductions)) if not n.type.names & inner]
         head = self.section([n for n in above if self.place(n, "") == "head"], "h", False, self.load_head(segment))
         blocks = [self._block(segment, i, b) for i, b in enumerate(segment.blocks)]
-        totals = " ".join(f"float t{k};" for k in range(len(segment.reductions)))
+        totals = " ".join(f"{_state(n)} t{k};" for k, n in enumerate(segment.reductions))
         identities = ", ".join(f"{_combiner(n)}::identity()" for n in segment.reductions)
         lines = [f"struct {segment.name} {{", f"  {WHERE}"]
         lines += [f"  struct Totals {{ {totals} }};" if totals else "  struct Totals {};"]
@@ -347,9 +347,18 @@ class HeadEmitter:
             name, combine = f"s{k}", f"{_combiner(node)}::combine"
             value = self.spread(self.scope.value(node.args[0], "float"))
             lines.append(f"{'float' if self.paired else 'coda::Two<float>'} const {name} = {value};")
-            total = f"{combine}({combine}(t.t{k}, {name}.x), {name}.y)"
-            lines.append(f"t.t{k} = {f'{combine}(t.t{k}, {name})' if self.paired else total};")
+            total = f"t.t{k}"
+            for each in [name] if self.paired else [f"{name}.x", f"{name}.y"]:
+                one = each if _state(node) == "float" else f"{_combiner(node)}::of({each})"
+                total = f"{combine}({total}, {one})"
+            lines.append(f"t.t{k} = {total};")
         return columns, lines
+
+    def _finished(self, reduction: Node, total: str) -> str:
+        """The value of a reduction over a head."""
+        if reduction.op == "reduce_mean":
+            return f"({total} / {float(self.heads.dim)}f)"
+        return total if _state(reduction) == "float" else f"{_combiner(reduction)}::value({total})"
 
     def _block(self, segment: Segment, number: int, block: Block) -> list[str]:
         axis = block.products[0].type.dims[1][1].name
@@ -554,6 +563,12 @@ def _roots(segment: Segment) -> list[Node]:
 
 def _combiner(node: Node) -> str:
     return REDUCTIONS[node.op.removeprefix("reduce_")].cpp
+
+
+def _state(reduction: Node) -> str:
+    """What the reduction of a head has come to so far."""
+    floats = REDUCTIONS[reduction.op.removeprefix("reduce_")].floats
+    return "float" if floats == 1 else f"{_combiner(reduction)}::State"
 
 
 def _function(head: str, body: list[str], result: str | None) -> list[str]:

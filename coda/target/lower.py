@@ -310,9 +310,8 @@ class _Lowering:
             if lowering.is_leaf(node):
                 for read in (n for n in topological([node]) if n.op == "input"):
                     self._check_readable(self.program.param(read.attr("name")))
-            elif node.op in ("pick", "reduce_logsumexp"):
-                name = node.op.removeprefix("reduce_")
-                raise _fail(f"'{name}' in a head-wise epilogue is lowered in a later release", node)
+            elif node.op == "pick":
+                raise _fail("'pick' in a head-wise epilogue is lowered in a later release", node)
             elif (
                 not counted_axes(node)
                 and not lowering.is_product(node)

@@ -84,6 +84,13 @@ class Arg:
     def is_written(self) -> bool:
         return self.is_output or self.inout
 
+    @property
+    def text(self) -> str:
+        """With its type, as written in the program: its axes tell how it lies in memory."""
+        before = f"{self.partial} " if self.partial else ""
+        axes = f"[{', '.join(self.axes)}]" if self.axes else ""
+        return f"{self.name}: {before}{self.dtype}{axes}" + "?" * self.optional
+
 
 @dataclass(frozen=True)
 class Walk:

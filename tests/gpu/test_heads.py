@@ -172,3 +172,26 @@ def test_interleaved_pairs(case: tuple[int, tuple[int, int], str, str]) -> None:
         assert call.last_route.kind == "kernel"
         result = compare(program, inputs, out, dims=sizes)
         assert result.ok, f"{sizes}\n{result}"
+
+
+VALUES = """
+program values(h: bf16[(B T), D], w: bf16[(G d=64), D], seed: i64[], offset: i64[]) {
+    z = h @ w.T
+    return y = z * rand(seed, offset, [B, T, G, d]): f32[B, G, T, d], lse = logsumexp(z, d): f32[B, G, T],
+           top = max(z, d) * index(G) + index(T): f32[B, G, T]
+}
+"""
+
+
+@pytest.mark.parametrize("tile", ["128x128", "128x192"])
+def test_positions_and_log_sums_of_heads(tile: str) -> None:
+    call = coda.compile(VALUES, tile=tile, fallback="strict")
+    warm_or_skip(call)
+    for b, t, g, k in ((1, 1, 2, 64), (3, 57, 5, 136), (2, 300, 6, 64)):
+        sizes = {"B": b, "T": t, "G": g, "D": k}
+        inputs = random_inputs(call.program, sizes, b, "cuda")
+        out = poisoned_outputs(call.program, sizes, "cuda")
+        call(**inputs | {"h": inputs["h"].view(b, t, k)}, out=out)
+        assert call.last_route.kind == "kernel", call.last_route
+        result = compare(call.program, inputs, out, dims=sizes)
+        assert result.ok, f"{tile} {sizes}\n{result}"

@@ -115,7 +115,7 @@ DROPPED = """program dropped(h: bf16[(B T), D], w: bf16[(G d=48), D], pos: i64[(
     q, k = split(h @ w.T, G = HQ | HK)
     return q = where(rand(seed, offset, [B, HQ, T, d]) >= 0.5, rope_half(q, cos[pos], sin[pos]), 0): f32[B, HQ, T, d],
            k = k * (index(d) + 1) + index(HK) * index(B) - index(T): f32[(B T), (HK d)],
-           top = max(k, d) * rand(seed, offset, [HK, T, B]): f32[(B T), HK]
+           top = max(k, d) * rand(seed, offset, [HK, T, B]): f32[(B T), HK], lse = logsumexp(k, d): f32[B, HK, T]
 }"""
 DROPPED_PAIRS = """program dropped_pairs(h: bf16[(B T), D], w: bf16[(H f=24 p=2), D], seed: i64[], offset: i64[]) {
     z = (h @ w.T) * rand(seed, offset, [B, T, H, f, p]) + index(f)
