@@ -43,7 +43,7 @@ def test_a_training_step_of_llama():
             assert all(s.compiled.last_route.kind in ("kernel", "copy") for s in ran)
 
 
-OTHERS = ("qwen3", "gemma2", "gpt2", "phi3", "bert", "titan", "nanogpt", "deepseek_v3")
+OTHERS = ("qwen3", "gemma2", "gpt2", "phi3", "bert", "titan", "nanogpt", "deepseek_v3", "deepseek_dense")
 
 
 @pytest.mark.slow

@@ -72,6 +72,9 @@ def zoo(sizes: Sizes = SMALL) -> dict[str, Builder]:
         ),
         "mixtral": lambda: tf.MixtralForCausalLM(tf.MixtralConfig(**decoder, num_local_experts=4)),
         "deepseek_v3": lambda: tf.DeepseekV3ForCausalLM(tf.DeepseekV3Config(**deepseek)),
+        "deepseek_dense": lambda: tf.DeepseekV3ForCausalLM(
+            tf.DeepseekV3Config(**deepseek | {"first_k_dense_replace": 2})
+        ),
         "nanogpt": lambda: handwritten.NanoGPT(sizes=sizes),
         "titan": lambda: handwritten.Titan(sizes=sizes),
     }

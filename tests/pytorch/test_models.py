@@ -11,10 +11,12 @@ OPTIONS = {"inductor": False}
 PRODUCTS = {  # fused / total; the classifier of ViT is a product by itself; those of experts are grouped
     "llama": (15, 15), "mistral": (15, 15), "qwen2": (15, 15), "qwen3": (15, 15), "gemma2": (15, 15), "phi3": (9, 9),
     "gpt2": (9, 9), "opt": (13, 13), "bert": (14, 14), "vit": (12, 13), "t5": (33, 33), "t5_gated": (37, 37),
-    "gemma3": (15, 15), "gptj": (13, 13), "mixtral": (11, 11), "deepseek_v3": (18, 18), "nanogpt": (9, 9),
-    "titan": (15, 15),
+    "gemma3": (15, 15), "gptj": (13, 13), "mixtral": (11, 11), "deepseek_v3": (18, 18),
+    "deepseek_dense": (17, 17), "nanogpt": (9, 9), "titan": (15, 15),
 }  # fmt: skip
-SLOW = ("mistral", "qwen2", "t5", "t5_gated", "vit", "opt", "gemma3", "gptj", "mixtral", "deepseek_v3")
+SLOW = (
+    "mistral", "qwen2", "t5", "t5_gated", "vit", "opt", "gemma3", "gptj", "mixtral", "deepseek_v3", "deepseek_dense"
+)  # fmt: skip
 ROUTED = ("mixtral", "deepseek_v3")
 
 
