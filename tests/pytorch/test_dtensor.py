@@ -17,9 +17,11 @@ pytest.importorskip("torch.distributed.tensor")
 if not dist.is_available():
     pytest.skip("needs torch.distributed", allow_module_level=True)
 
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.debug import CommDebugMode
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from coda.pytorch import backend
@@ -94,6 +96,69 @@ def test_what_is_communicated(mesh, monkeypatch, plan, eager, expected):
     step(compiled(model))
     del ours["wait_tensor"]
     assert ours == expected
+
+
+def test_a_llama_of_transformers(mesh, reports):
+    llama = pytest.importorskip("tests.pytorch.models").tiny("llama", torch.float32)
+    columns = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj")
+    rows = ("self_attn.o_proj", "mlp.down_proj")
+    for layer in llama.model.layers:
+        plan: dict[str, Any] = {n: ColwiseParallel() for n in columns} | {n: RowwiseParallel() for n in rows}
+        parallelize_module(layer, mesh, plan)
+    ids = torch.zeros(2, 8, dtype=torch.int64)
+    compiled(llama)(input_ids=ids, labels=ids).loss.backward()
+    assert {x.name.split(".")[-1] for x in reports[-1].unfused} == {"o_proj"}
+    assert len(reports[-1].fused) == 2 * 6 + 1
+
+
+def test_under_autocast(mesh, reports):
+    model = Decoder()
+    with_sequence(model, mesh)
+    with torch.autocast("cpu", torch.bfloat16):
+        step(compiled(model))
+    assert len(reports[-1].fused) == 6 and "bf16" in reports[-1].texts[0]
+
+
+def test_lengths_that_vary(mesh, reports):
+    """One more graph for all of them, and its regions are the same."""
+    model = Decoder()
+    with_sequence(model, mesh)
+    run = compiled(model)
+    for length in (8, 12, 16):
+        ids = torch.zeros(2, length, dtype=torch.int64)
+        run(ids, ids).loss.backward()
+    assert [len(r.fused) for r in reports] == [6, 6]
+
+
+def test_no_gradients_no_sums_of_them(mesh, reports):
+    model = Decoder()
+    without_sequence(model, mesh)
+    ids = torch.zeros(2, 8, dtype=torch.int64)
+    with torch.no_grad():
+        compiled(model)(ids, ids)
+    assert len(reports[-1].fused) == 7 and not any(p.grad is not None for p in model.parameters())
+
+
+@pytest.mark.skipif(
+    not torch.__version__.startswith("2.11"), reason="AOT autograd of torch 2.13 fails with any backend"
+)
+def test_under_activation_checkpointing(mesh, reports):
+    model = Decoder()
+    with_sequence(model, mesh)
+    model.layers[0] = checkpoint_wrapper(model.layers[0])
+    step(compiled(model))
+    assert len(reports[-1].fused) == 6
+
+
+def test_what_is_still_communicated_is_read(mesh, reports):
+    """The rows that a part of a vocabulary gives come while the first block begins, where blocks are compiled. Of torch
+    2.13 AOT autograd gives no gradient for them, whatever the backend."""
+    model = Decoder()
+    with_sequence(model, mesh)
+    model.layers[0].compile(backend="coda", options={"inductor": False})
+    ids = torch.zeros(2, 8, dtype=torch.int64)
+    model(ids, ids)
+    assert len(reports[-1].fused) == 6
 
 
 def test_gradients_lie_like_their_parameters(mesh):

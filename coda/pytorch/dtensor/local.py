@@ -198,12 +198,9 @@ class _Localizer:
         trace = _traced(node, example)
         with torch._C._DisableAutocast():
             later = _traced(node, example)
-        if (
-            trace is None
-            or later is None
-            or not trace.does_the_same(later)
-            or _dtypes(trace.value) != _dtypes(example(node))
-        ):
+        if trace is None or later is None:
+            raise Refusal(f"'{node.name}' on DTensors could not be traced by itself")
+        if not trace.does_the_same(later) or _dtypes(trace.value) != _dtypes(example(node)):
             raise Refusal(f"'{node.name}' communicates, and autocast casts what it reads")
         if trace.writes:
             raise Refusal(f"'{node.name}' writes into a DTensor")

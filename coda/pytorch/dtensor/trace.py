@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._dispatch.python import enable_python_dispatcher
 from torch._ops import OpOverload
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
@@ -125,7 +126,12 @@ def traced(function: Callable[..., Any], args: Any, kwargs: Any) -> Trace:
     recorder, cache = _Recorder(operands), torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)  # each run makes its casts
     try:
-        with torch.no_grad(), operands[0].fake_mode if operands else nullcontext(), recorder:
+        with (
+            torch.no_grad(),
+            enable_python_dispatcher(),
+            operands[0].fake_mode if operands else nullcontext(),
+            recorder,
+        ):
             value = function(*args, **kwargs)
     finally:
         torch.set_autocast_cache_enabled(cache)
