@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from coda.ir import Program
@@ -53,17 +54,18 @@ class Block:
     notes: tuple[Note, ...]
 
 
-def rewrites(numerics: str) -> tuple[Rewrite, ...]:
-    """What a forward or backward program goes through, in order. Where rounding is eager, only what keeps every bit."""
+def rewrites(numerics: str, trained: bool = False) -> tuple[Rewrite, ...]:
+    """What a forward or backward program goes through, in order. Where rounding is eager, only what keeps every bit.
+    ``trained``: it is a forward whose gradients will be derived."""
     if numerics == "eager":
         return (simplify, lambda p: delay_norm(p, numerics))  # which says what it does not do
-    return (simplify, delay_norm, sink, scale_in, fold, join_sums, simplify)
+    return (simplify, partial(delay_norm, trained=trained), sink, scale_in, fold, join_sums, simplify)
 
 
-def optimize(program: Program, numerics: str = "fused") -> tuple[Program, tuple[Note, ...]]:
+def optimize(program: Program, numerics: str = "fused", trained: bool = False) -> tuple[Program, tuple[Note, ...]]:
     """A program after all rewrites, and what they did."""
     notes: list[Note] = []
-    for apply in rewrites(numerics):
+    for apply in rewrites(numerics, trained):
         result = apply(program)
         program, more = result if isinstance(result, tuple) else (result, ())
         notes += more
@@ -79,7 +81,7 @@ def derive(
     accumulate: Collection[str] = (),
 ) -> tuple[Backward, tuple[Note, ...]]:
     """The rewritten forward and its derived, rewritten backward."""
-    forward, notes = optimize(program, numerics)
+    forward, notes = optimize(program, numerics, trained=True)
     backward = differentiate(forward, wrt, memory=memory, numerics=numerics, accumulate=accumulate)
     optimized, more = optimize(backward.backward, numerics)
     if numerics == "fused":

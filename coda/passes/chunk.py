@@ -17,7 +17,7 @@ by chunk), else bitwise.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from coda.dtypes import F32, I64
@@ -28,6 +28,8 @@ from coda.passes.axes import conform, number
 from coda.passes.labels import BITWISE, Label, Note
 from coda.passes.naming import Fresh, taken_names
 from coda.passes.schedule import in_memory
+
+LONG = 1 << 16  # positions of a contraction beyond which a product falls behind (docs/performance.md)
 
 _VIEWS = {"transpose", "layout", "default"}  # of a parameter: read where it is
 _ALIKE = {"cast", "partial", "finish", *_VIEWS}  # besides arithmetic: what is the same of a part
@@ -51,16 +53,27 @@ class Chunked:
 
 def chunk_axis(program: Program, backward: Program) -> str | None:
     """The axis along which a backward is cut: the columns of a product of which the program itself never stores
-    anything over rows and columns, as the logits of a loss. None where there is none that can be cut."""
+    anything over rows and columns, as the logits of a loss; or one that a product of the backward contracts, known to
+    be very long, as where logits are returned. None where there is none that can be cut."""
+    for axis in (*_never_stored(program), *_long(backward)):
+        with contextlib.suppress(CodaError):
+            return chunk(backward, axis.name).axis.name
+    return None
+
+
+def _never_stored(program: Program) -> Iterator[Axis]:
     stored = [n.type.names for n in in_memory(program)]
     for node in program.nodes():
         rows, columns = node.type.dims if node.op == "dot" and len(node.type.dims) == 2 else ((), ())
-        names = {a.name for a in (*rows, *columns)}
-        if len(columns) == 1 and not any(names <= s for s in stored):
-            (axis,) = columns
-            with contextlib.suppress(CodaError):
-                return chunk(backward, axis.name).axis.name
-    return None
+        if len(columns) == 1 and not any({a.name for a in (*rows, *columns)} <= s for s in stored):
+            yield columns[0]
+
+
+def _long(backward: Program) -> Iterator[Axis]:
+    for node in backward.nodes():
+        contracted = node.args[0].type.dims[-1] if node.op == "dot" and len(node.type.dims) == 2 else ()
+        if len(contracted) == 1 and contracted[0].size.is_Integer and contracted[0].size > LONG:
+            yield contracted[0]
 
 
 def chunk(program: Program, axis: str) -> Chunked:

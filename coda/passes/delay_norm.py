@@ -7,7 +7,10 @@ it takes the operands of products apart (``terms.py``), by the axes over which t
 
 A factor moves only where it helps: where the tile comes from memory, or from a product on which the factor depends.
 It is refused where the whole matrix is needed anyway (it is returned, or something else than a product reads it):
-computing it twice would be a silent cost.
+computing it twice would be a silent cost. And in training where the result of the product is returned, over many more
+columns than the matrix has, as logits are: the factor belongs to the gradient of the result, too, and so does the sum
+that is the factor's own gradient. Where a kernel makes that gradient its epilogue has both for nothing; one that comes
+from outside would be read, scaled and written for them.
 
 ``layer_norm`` leaves terms without a tile, ``row * (column @ w)``: column sums of the weight, worth it where these are
 known ahead, for a frozen weight:
@@ -26,7 +29,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from coda.dtypes import F16
-from coda.ir import Node, Program, rewrite, topological
+from coda.ir import Node, Program, dim_size, rewrite, topological
 from coda.ops import build
 from coda.passes.axes import add_all, conform
 from coda.passes.labels import Label, Note, note
@@ -34,11 +37,13 @@ from coda.passes.naming import source_name
 from coda.passes.terms import Term, is_rounding, multiply, rounded, scaled_weight, separate
 
 NAME = "delay_norm"
+WIDE = 4  # times the columns of the operand: over these, scaling costs more than a norm that stays
 
 
-def delay_norm(program: Program, numerics: str = "fused") -> tuple[Program, tuple[Note, ...]]:
-    """The program with row factors behind the products, and for each product what moved or why nothing did."""
-    delay = _Delay(program, numerics)
+def delay_norm(program: Program, numerics: str = "fused", trained: bool = False) -> tuple[Program, tuple[Note, ...]]:
+    """The program with row factors behind the products, and for each product what moved or why nothing did.
+    ``trained``: gradients will be derived."""
+    delay = _Delay(program, numerics, trained)
     moved = rewrite(program, lambda node, args: delay.product(node, args) if node.op == "dot" else None)
     return replace(moved, names=(*moved.names, *delay.names.items())), tuple(delay.notes)
 
@@ -86,8 +91,8 @@ class _Side:
 class _Delay:
     """The decisions, which look at the program as it is, and the rewrite of one product at a time."""
 
-    def __init__(self, program: Program, numerics: str):
-        self.program, self.numerics = program, numerics
+    def __init__(self, program: Program, numerics: str, trained: bool = False):
+        self.program, self.numerics, self.trained = program, numerics, trained
         self.users, self.stored = program.users(), {o.value for o in program.outputs}
         self.frozen = {p.name for p in program.params if p.frozen}
         self.called = dict(program.names)
@@ -129,6 +134,8 @@ class _Delay:
             return "numerics=eager rounds where eager PyTorch rounds"
         if escape := self.escape(node, side):
             return escape
+        if self.trained and not side.index and _is_wide(node) and self.is_returned(node):
+            return f"the gradient of what it makes comes from outside, over more than {WIDE} times as many columns"
         if side.others and (side.index or not self.is_frozen(node.args[1])):
             return "it is shifted, too, and column sums of a weight are worth it only where the weight is frozen"
         if node.args[side.index].dtype == F16 and side.main.column is not None:
@@ -148,6 +155,16 @@ class _Delay:
                     return f"'{user.op}' needs it as well"
         return None
 
+    def is_returned(self, product: Node) -> bool:
+        """Whether a tensor over the rows and columns of a product is returned, with no other product in between."""
+        pending, names = [product], product.type.names
+        while pending:
+            n = pending.pop()
+            if n in self.stored and names <= n.type.names:
+                return True
+            pending += [user for user in self.users[n] if user.op != "dot"]
+        return False
+
     def feeds_statistic(self, user: Node, side: _Side) -> bool:
         """Whether a value only serves to compute statistics of rows, as the squares of x - mean do."""
         pending, outer = [user], side.outer
@@ -164,6 +181,12 @@ class _Delay:
         """Whether a value is made of frozen weights alone."""
         read = {n.attr("name") for n in topological([value]) if n.op == "input"}
         return bool(read) and read <= self.frozen
+
+
+def _is_wide(product: Node) -> bool:
+    """Whether a product has many more columns than its left operand, as far as that is known."""
+    columns, inner = (dim_size(value.type.dims[-1]) for value in (product, product.args[0]))
+    return bool(columns.is_Integer and inner.is_Integer and columns > WIDE * inner)
 
 
 def _would_help(side: _Side) -> bool:

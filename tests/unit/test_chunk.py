@@ -197,3 +197,34 @@ def test_inputs_are_not_changed() -> None:
     before = {n: x.clone() for n, x in inputs.items() if isinstance(x, Tensor)}
     in_chunks(chunk(backward, "V"), inputs, SIZES, 10, exact=False)
     assert all(torch.equal(inputs[n], x) for n, x in before.items())
+
+
+HEAD = """
+program head(o: bf16[M, A=8], x: bf16[M, D=8], w_o: bf16[D, A], g: bf16[D], w: bf16[V=40, D]) {
+    h = cast(x + o @ w_o.T, bf16)
+    return logits = rms_norm(h, g, 1e-5) @ w.T: bf16
+}
+"""
+
+
+def test_a_backward_that_contracts_a_very_long_axis_is_cut_along_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of logits that are returned, too: with what is derived from the sums behind the last chunk."""
+    assert derive(program(HEAD))[0].chunk is None
+    monkeypatch.setattr("coda.passes.chunk.LONG", 32)
+    derived = derive(program(HEAD))[0]
+    assert derived.chunk == "V"
+    cut = chunk(derived.backward, "V")
+    for part in (*cut.before, cut.body, cut.after):
+        if part is not None:
+            verify(part)
+    assert any(n.op == "dot" for n in cut.after.nodes()) if cut.after else False
+    inputs = random_inputs(derived.backward, {"M": 5}, 0, "cpu")
+    sizes = {"M": 5, "V": 40, "D": 8, "A": 8}
+    want = evaluate_sized(derived.backward, inputs, sizes, exact=True)
+    for width in (40, 16, 7):
+        got = in_chunks(cut, inputs, sizes, width, exact=True)
+        assert got.keys() == want.keys()
+        for name, value in want.items():
+            torch.testing.assert_close(got[name], value, rtol=1e-5, atol=1e-6)
+    schedule = lower_in_chunks(derived.backward, "V").schedule
+    assert schedule.loop is not None and schedule.loop.axis.name == "V"

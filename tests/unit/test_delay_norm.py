@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from coda.frontend import load_path
-from coda.ir import Program
+from coda.ir import Program, topological
 from coda.passes import derive
 from coda.passes.delay_norm import delay_norm
 from coda.passes.differentiate import differentiate
@@ -273,3 +273,36 @@ def test_what_is_behind_a_product_stays_there():
     again, notes = delay_norm(once)
     assert again == once
     assert not notes
+
+
+WIDE_HEAD = "x: bf16[M, D=8], g: bf16[D], w: bf16[V=40, D], v: bf16[D, V], eps: f32 = 1e-5"
+
+
+@pytest.mark.parametrize(
+    ("results", "moves"),
+    [
+        ("y = z: bf16", False),  # logits
+        ("y = 3 * tanh(z / 3): bf16", False),
+        (
+            "y = cast(gelu_erf(z), bf16) @ v.T: bf16",
+            True,
+        ),  # a kernel makes the gradient of z
+        ("y = logsumexp(z, V): f32", True),
+    ],
+)
+def test_a_norm_before_a_wide_result_stays_in_training(results, moves):
+    """Else the gradient of the result, which comes from outside, would be read, scaled and written."""
+    p = program(f"program p({WIDE_HEAD}) {{ z = rms_norm(x, g, eps) @ w.T; return {results} }}")
+    assert delay_norm(p)[0] != p
+    after, notes = delay_norm(p, trained=True)
+    assert (after != p) == moves
+    assert moves or "comes from outside, over more than 4 times as many columns" in str(notes[0])
+    check_gradients(after, {"M": 3})
+    products = [n for n in derive(p)[0].backward.nodes() if n.op == "dot" and n.type.names == {"V", "D"}]
+    read = [n for product in products for n in topological([product.args[0]]) if n.op == "input"]
+    assert moves or (read and all("V" in n.type.names for n in read))  # no factor of rows
+
+
+def test_a_norm_before_a_result_that_is_not_known_to_be_wide_moves_in_training():
+    p = linear("rms_norm(x, g, eps)")
+    assert delay_norm(p, trained=True)[0] == delay_norm(p)[0] != p
