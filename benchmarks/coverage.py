@@ -24,6 +24,7 @@ from benchmarks.table import splice
 from coda.pytorch import backend
 from coda.pytorch.report import Report, listening
 from tests.pytorch import models
+from tests.pytorch.handwritten import WIDE
 
 BEGIN = "<!-- coverage: begin (written by benchmarks.coverage) -->"
 END = "<!-- coverage: end -->"
@@ -50,7 +51,7 @@ def coverage(name: str, training: bool) -> Coverage:
     """What becomes of the products of a model."""
     torch._dynamo.reset()
     with contextlib.redirect_stderr(io.StringIO()):
-        model, given = models.tiny(name, torch.bfloat16, models.WIDE), models.inputs(name, torch.bfloat16)
+        model, given = models.tiny(name, torch.bfloat16, WIDE), models.inputs(name, torch.bfloat16)
     with listening() as reports, torch.set_grad_enabled(training):
         torch.compile(model, backend=backend.coda, options=OPTIONS)(**given)
     return Coverage.of(reports)
