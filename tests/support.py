@@ -102,3 +102,23 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
     """Equal element by element, NaN where the other is NaN."""
     a, b = a.double(), b.double()
     return bool(((a == b) | (a.isnan() & b.isnan())).all())
+
+
+LAYOUTS = ("contiguous", "transposed", "column slice", "offset by one element", "expanded")
+
+
+def laid_out(x: Tensor, layout: str) -> Tensor:
+    """The same values at other addresses; expanded rows are all the first."""
+    if x.dim() == 0 or not x.numel():
+        return x
+    if layout == "transposed":
+        return x.mT.contiguous().mT if x.dim() == 2 else x.repeat_interleave(2)[::2]
+    if layout == "column slice":
+        wide = torch.cat([x, x, x], -1)
+        return wide[..., x.shape[-1] : 2 * x.shape[-1]]
+    if layout == "offset by one element":
+        buffer = torch.cat([x.flatten()[:1], x.flatten()])
+        return buffer[1:].view(x.shape)
+    if layout == "expanded":
+        return x[:1].expand(x.shape)
+    return x.clone()

@@ -6,12 +6,13 @@ import torch.nn.functional as F
 
 import coda
 from coda.errors import CodaError
-from coda.passes import optimize
+from coda.passes import fuse, optimize
 from coda.passes.delay_norm import delay_norm
 from coda.passes.differentiate import differentiate
 from coda.runtime.compare import compare
 from coda.runtime.inputs import random_inputs
 from coda.runtime.reference import evaluate
+from coda.target.blocks import lower_program
 from tests.gradients import check_gradients
 from tests.support import bf16, program
 
@@ -108,3 +109,27 @@ def test_f10_rows_far_from_one(scale):
     for name in exact:
         assert got[name].isfinite().all()
         assert relative(got[name], exact[name]) < 2**-6
+
+
+NORMS = {
+    "weight": "rms_norm(x, g, eps)",
+    "one and weight": "rms_norm(x, g, eps, offset=1)",
+    "no weight": "rms_norm(x, eps=eps, over=D)",
+    "rounded": "rms_norm_rounded(x, g, eps, bf16)",
+    "layer norm": "layer_norm(x, g, eps=eps)",
+    "layer norm without weight": "layer_norm(x, eps=eps, over=D)",
+}
+
+
+@pytest.mark.parametrize("w", ["w", "const w"])
+@pytest.mark.parametrize("g", ["bf16", "f32"])
+@pytest.mark.parametrize("norm", NORMS)
+def test_every_norm_before_a_product_is_kernels_forward_and_backward(norm, g, w):
+    """F1, F4: whatever the weight, if there is one; frozen or not. Gradients are those of torch in float64."""
+    p = program(LINEAR.format(norm=NORMS[norm], g=g).replace("w: bf16[N, D]", f"{w}: bf16[N, D]"))
+    check_gradients(p, SIZES)
+    block = fuse(p, None)
+    assert block.gradients is not None
+    for made in (p, block.gradients.forward, block.gradients.backward):
+        steps = lower_program(made).steps
+        assert {"gemm"} <= {step.kind for step in steps} <= {"gemm", "row", "map"}

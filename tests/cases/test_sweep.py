@@ -10,7 +10,6 @@ from __future__ import annotations
 from functools import cache
 
 import pytest
-import torch
 from torch import Tensor
 
 import coda
@@ -20,7 +19,7 @@ from coda.runtime.compare import compare
 from coda.runtime.inputs import random_inputs
 from coda.target import lower
 from tests.hostmath import HostProgram, compile_plans
-from tests.support import PredicateArtifact, same_bits
+from tests.support import LAYOUTS, PredicateArtifact, laid_out, same_bits
 
 TEXT = """
 program activation(x: bf16[M, K], w: bf16[N, K], bias: f32[N]?, const act: {gelu_erf, silu} = gelu_erf) {
@@ -73,7 +72,6 @@ SIZES = (
     (0, 8, 8), (1, 10, 10), (4, 82, 64), (7, 256, 3520), (128, 257, 8), (129, 8, 64), (4096, 10, 8), (7, 82, 10),
     (1, 257, 64), (129, 256, 10), (4, 8, 3520), (128, 82, 8),
 )  # fmt: skip
-LAYOUTS = ("contiguous", "transposed", "column slice", "offset by one element", "expanded")
 PAIRED = "the columns paired at a time"  # gated takes a multiple of eight
 
 
@@ -109,23 +107,6 @@ def kernels() -> dict[str, CompiledProgram]:
         name: CompiledProgram(p, artifact=HostArtifact(p, host), device_type="cpu")
         for (name, p), host in zip(programs.items(), hosts, strict=True)
     }
-
-
-def laid_out(x: Tensor, layout: str) -> Tensor:
-    """The same values at other addresses; expanded rows are all the first."""
-    if x.dim() == 0 or not x.numel():
-        return x
-    if layout == "transposed":
-        return x.mT.contiguous().mT if x.dim() == 2 else x.repeat_interleave(2)[::2]
-    if layout == "column slice":
-        wide = torch.cat([x, x, x], -1)
-        return wide[..., x.shape[-1] : 2 * x.shape[-1]]
-    if layout == "offset by one element":
-        buffer = torch.cat([x.flatten()[:1], x.flatten()])
-        return buffer[1:].view(x.shape)
-    if layout == "expanded":
-        return x[:1].expand(x.shape)
-    return x.clone()
 
 
 def check(name: str, m: int, n: int, k: int, layout: str, optional: bool) -> None:

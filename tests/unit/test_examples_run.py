@@ -17,10 +17,12 @@ import coda
 from coda.cli import main
 from coda.errors import CodaError
 from coda.ir import Program
+from coda.passes import derive
 from coda.runtime.inputs import random_inputs, small_sizes
 from coda.runtime.philox import uniform
 from coda.runtime.reference import evaluate
 from coda.target import lower
+from coda.target.blocks import lower_program
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.coda"))
 
@@ -261,3 +263,15 @@ def test_example_has_a_comment_and_runs_from_the_command_line(path: Path, capsys
     assert path.read_text().startswith("# ")
     if len(coda.parse(path).programs) == 1:
         assert main(["run", str(path), "--small", "--device", "cpu"]) == 0, capsys.readouterr().out
+
+
+UNITS = [name for name in EXPECTED if "glu" in name or name.endswith("_mlp_up") or name == "linear_bias_gelu"]
+
+
+@pytest.mark.parametrize("memory", ["fast", "low"])
+@pytest.mark.parametrize("name", UNITS)
+def test_the_derived_backward_of_a_unit_is_kernels(name: str, memory: str):
+    """Products, the gradients of both halves beside each other, and sums over the rows: no step is left to torch."""
+    backward, _ = derive(epilogue_examples()[name], memory=memory)
+    for program in (backward.forward, backward.backward):
+        assert {"gemm"} <= {step.kind for step in lower_program(program).steps} <= {"gemm", "row", "map"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
 
 from coda.errors import CodaError
 from coda.frontend import load_path
@@ -17,7 +18,7 @@ from coda.target.emit_heads import HeadEmitter
 from coda.target.lower import lower
 from tests.headmath import HostHeads, compile_heads
 from tests.programs import EXAMPLES
-from tests.support import program
+from tests.support import LAYOUTS, laid_out, program
 
 THIRDS = """program thirds(x: bf16[(B T), D], w: bf16[D, (s=3 H=2 d=16)], bias: bf16[(s H d)]?) {
     z = x @ w + bias
@@ -168,6 +169,23 @@ def test_generated_code_agrees_with_the_interpreter(name: str, optional: bool, c
     p = PROGRAMS[name]
     sizes = {a.name: SIZES[a.name] for a in p.free_axes}
     inputs = random_inputs(p, sizes, 1, "cpu", optional=optional)
+    want, got = evaluate(p, inputs, dims=sizes), compiled[name](inputs, sizes)
+    for output in want:
+        rtol = 2e-5 if want[output].dtype == torch.float32 else 2e-2
+        torch.testing.assert_close(got[output], want[output], rtol=rtol, atol=1e-5)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_operands_lie_anywhere(name: str, layout: str, compiled: dict[str, HostHeads]) -> None:
+    """A3, A5: vectors at any stride and offset; tables, whose rows are read in pairs, where their rows are rows."""
+    p = PROGRAMS[name]
+    sizes = {a.name: SIZES[a.name] for a in p.free_axes}
+    tables = {n.args[0].attr("name") for n in p.nodes() if n.op == "gather"}
+    inputs = {
+        key: laid_out(x, layout) if isinstance(x, Tensor) and (key not in tables or layout != "transposed") else x
+        for key, x in random_inputs(p, sizes, 1, "cpu").items()
+    }
     want, got = evaluate(p, inputs, dims=sizes), compiled[name](inputs, sizes)
     for output in want:
         rtol = 2e-5 if want[output].dtype == torch.float32 else 2e-2
