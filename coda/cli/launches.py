@@ -17,9 +17,9 @@ from coda.cost import Gpu, cost, output_bytes, read_bytes
 from coda.ir import Node, Output, Param, Program, Size, dim_size, substitute, topological
 from coda.ops import OPS, build
 from coda.ops.reduce import partial_of, read_of
+from coda.passes.kernels import REASONS
 from coda.passes.merge import merge
 from coda.passes.naming import Fresh, taken_names
-from coda.passes.partition import REASONS
 from coda.passes.schedule import LEAVES
 from coda.passes.schedule import Schedule as Stages
 from coda.printer import statements

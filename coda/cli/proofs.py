@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from coda.ir import Program
 from coda.passes import Rewrite, derive, rewrites
 from coda.passes.differentiate import differentiate
+from coda.passes.kernels import Kernel, composed
 from coda.passes.labels import BITWISE, Note
 from coda.passes.lanes import lane_axes, unroll_lanes
-from coda.passes.partition import Kernel, composed
 from coda.passes.prove import Proof, prove, prove_gradients
 from coda.target.blocks import Lowered
 

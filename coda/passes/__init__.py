@@ -11,7 +11,8 @@
       -> join_sums      sums of reductions become reductions of sums (join_sums.py)
       -> simplify
       -> narrow         of the backward: gradients between kernels are rounded, once (narrow.py)
-      -> partition      kernels (partition.py): merge.py says which products one of them computes, schedule.py when
+      -> partition      kernels (kernels.py, partition.py): merge.py says which products one of them computes,
+                        schedule.py when, edges.py what lies between them
 
 A pass is a pure function from a program to a program, or to a program and notes: what it did, with a label, or why it
 did nothing (labels.py). ``prove.py`` shows that a rewrite is an identity over the reals. eager.py rounds as eager
@@ -30,10 +31,11 @@ from coda.passes.delay_norm import delay_norm
 from coda.passes.differentiate import Backward, differentiate
 from coda.passes.fold import fold
 from coda.passes.join_sums import join_sums
+from coda.passes.kernels import Partition
 from coda.passes.labels import Note
 from coda.passes.merge import MOST
 from coda.passes.narrow import narrow
-from coda.passes.partition import Partition, partition
+from coda.passes.partition import partition
 from coda.passes.scale_in import scale_in
 from coda.passes.simplify import simplify
 from coda.passes.sink import sink

@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import groupby
 
 from coda.ir import Output, Param, Program
-from coda.passes.partition import Kernel, Partition, composed
+from coda.passes.kernels import Kernel, Partition, composed
 
 Part = Program | Kernel  # a segment, or a call
 

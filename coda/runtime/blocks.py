@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from coda.passes.partition import Partition
+from coda.passes.kernels import Partition
 from coda.runtime.binding import bind, check_operands, shapes_of
 from coda.runtime.reference import Value, evaluate_sized
 

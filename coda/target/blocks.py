@@ -16,10 +16,10 @@ from coda.ops.reduce import read_of
 from coda.passes import optimize, partition
 from coda.passes.bare import LABEL as BARE
 from coda.passes.bare import products
+from coda.passes.kernels import Kernel as Part
+from coda.passes.kernels import Partition
 from coda.passes.labels import Note, note
 from coda.passes.numbers import with_head_sizes
-from coda.passes.partition import Kernel as Part
-from coda.passes.partition import Partition
 from coda.passes.segments import has_calls
 from coda.target.lower import lower, program_args
 from coda.target.product import MAX_TERMS

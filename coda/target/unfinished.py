@@ -15,7 +15,7 @@ from coda.errors import CodaError
 from coda.ir import Node, Output, Program, substitute
 from coda.ops import build
 from coda.ops.reduce import read_of
-from coda.passes.partition import Kernel
+from coda.passes.kernels import Kernel
 
 MOST_READERS = 2  # products that add up the same partials
 

@@ -16,7 +16,8 @@ from coda.ops import build
 from coda.passes import derive, optimize
 from coda.passes.bare import products
 from coda.passes.differentiate import differentiate
-from coda.passes.partition import assemble, partition
+from coda.passes.kernels import assemble
+from coda.passes.partition import partition
 from coda.passes.simplify import simplify
 from coda.runtime.binding import bind, shapes_of
 from coda.runtime.blocks import evaluate_partition

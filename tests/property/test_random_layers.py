@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from coda.ir import Program
 from coda.passes import derive, partition
-from coda.passes.partition import assemble
+from coda.passes.kernels import assemble
 from coda.passes.simplify import simplify
 from coda.runtime.binding import bind, shapes_of
 from coda.runtime.blocks import evaluate_partition

@@ -11,7 +11,7 @@ from coda.errors import CodaError
 from coda.frontend import load_path
 from coda.passes import fuse, optimize, partition
 from coda.passes.bare import products
-from coda.passes.partition import assemble
+from coda.passes.kernels import assemble
 from coda.passes.segments import segments
 from coda.runtime.blocks import evaluate_partition
 from coda.runtime.compare import compare

@@ -15,7 +15,7 @@ from coda.ir import Node, Program, substitute, topological
 from coda.ops import build
 from coda.passes import derive, fuse, optimize
 from coda.passes.axes import arranged
-from coda.passes.partition import assemble, composed
+from coda.passes.kernels import assemble, composed
 from coda.passes.simplify import simplify
 from coda.printer import print_program
 from coda.runtime.binding import bind, shapes_of

@@ -14,8 +14,9 @@ from coda.ir import Program
 from coda.passes import derive, optimize
 from coda.passes.delay_norm import delay_norm
 from coda.passes.differentiate import differentiate
+from coda.passes.kernels import Partition, assemble
 from coda.passes.merge import MOST
-from coda.passes.partition import Partition, assemble, partition
+from coda.passes.partition import partition
 from coda.passes.simplify import simplify
 from coda.printer import print_program
 from coda.runtime.binding import bind, shapes_of
