@@ -41,8 +41,8 @@ def timed(lowered: Lowered, sizes: Mapping[str, int], tiles: Mapping[str, Tile],
     schedule = lowered.schedule
     whole, loop, in_chunk = schedule.program, schedule.loop, schedule.with_chunk(sizes)
     steps = lowered.parts if len(lowered.parts) > 1 else ()
-    calls = {part.name: _call(part, in_chunk, tiles.get(part.name)) for part in steps}
-    calls[whole.name] = _call(whole, sizes, tiles.get(whole.name), loop.axis.name if loop else None)
+    calls = {whole.name: _call(whole, sizes, tiles.get(whole.name), loop.axis.name if loop else None)}
+    calls |= {part.name: _call(part, in_chunk, tiles.get(part.name)) for part in steps}
     measured = interleave(calls, whole.name, timer, ROUNDS, SECONDS)
     chunks = sizes[loop.axis.name] / in_chunk[loop.part.name] if loop else 1  # a last, shorter one counts as its part
     inside = {p.name for p in steps[loop.first : loop.end]} if loop else set()

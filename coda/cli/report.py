@@ -106,7 +106,8 @@ class Side:
         """The launches of each kind."""
         count: Counter[str] = Counter()
         for launch in self.launches:
-            count[launch.kind] += known(launch.count, self.sizes) or 1
+            here = known(launch.count, self.sizes)  # of the chunks of an axis of no known size, one
+            count[launch.kind] += 1 if here is None else here
         return count
 
     def moved(self) -> int | None:
