@@ -19,7 +19,7 @@ if not dist.is_available():
 
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -172,7 +172,12 @@ def test_gradients_lie_like_their_parameters(mesh):
 
 
 def weight(mesh: DeviceMesh, *shape: int, placement=R) -> DTensor:
-    return distribute_tensor(torch.randn(*shape), mesh, [placement]).requires_grad_()
+    """A parameter, of which this rank has the first part."""
+    whole = torch.randn(*shape)
+    part = whole.chunk(mesh.size(), placement.dim)[0].clone() if placement.is_shard() else whole
+    placements = [placement] * mesh.ndim
+    made = DTensor.from_local(part, mesh, placements, run_check=False, shape=whole.shape, stride=whole.stride())
+    return made.requires_grad_()
 
 
 def test_a_product_that_communicates_is_left_with_the_reason(mesh, reports):
@@ -222,6 +227,23 @@ def test_a_dtensor_that_is_returned_is_one(mesh, reports):
     assert reports[-1].fused and y.placements == (S(1),) and y.shape == (4, 32)
     torch.testing.assert_close(y.to_local(), f(x, w).to_local())
     assert x.grad.placements == (P,) and w.grad.placements == (S(0),)
+
+
+def test_a_dim_of_one_mesh_is_not_that_of_another():
+    """A weight on both dims of a mesh, which a product on the second reads."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
+    try:
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
+        x, w = weight(mesh, 4, 16, placement=R), weight(mesh["tensor"], 32, 16, placement=S(0))
+
+        def f(x: Tensor, w: Tensor) -> Tensor:
+            rows = DTensor.from_local(x.to_local(), w.device_mesh, [R], run_check=False)
+            return torch.nn.functional.linear(rows, w).sigmoid().to_local()
+
+        compiled(f)(x, w).sum().backward()
+        assert x.grad.placements == (R, R) and w.grad.placements == (S(0),)
+    finally:
+        dist.destroy_process_group()
 
 
 @pytest.mark.parametrize(

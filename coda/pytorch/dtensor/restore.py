@@ -62,7 +62,7 @@ class _Writer:
             part = self.graph.call_function(to_local(x.placements), (node,))
         for user in users:
             user.replace_input_with(node, part)
-        self.take_spreads(part, x.placements)
+        self.take_spreads(part, x)
 
     def run(self) -> None:
         drop_unused(self.graph)
@@ -74,7 +74,7 @@ class _Writer:
             node.replace_all_uses_with(made)
             self.graph.erase_node(node)
             if isinstance(what, OnDTensors) and isinstance(x := example(what.node), DTensor):
-                self.take_spreads(made, x.placements)
+                self.take_spreads(made, x)
 
     def spread(self, node: fx.Node, what: Spread) -> fx.Node:
         replicas = (Replicate(),) * what.mesh.ndim
@@ -82,17 +82,19 @@ class _Writer:
         laid = self.from_local(part, what.mesh, replicas)
         return self.graph.call_function(to_local(replicas, what.dims), (laid,))
 
-    def take_spreads(self, part: fx.Node, placements: Placements) -> None:
-        """Let ``to_local`` do what comes right behind it: its gradient is then added over the ranks by what made the
-        DTensor, a gather of rows by a reduce-scatter."""
+    def take_spreads(self, part: fx.Node, x: DTensor) -> None:
+        """Let ``to_local`` of a DTensor do what comes right behind it: its gradient is then added over the ranks by
+        what made the DTensor, a gather of rows by a reduce-scatter."""
         spreads = {node: self.local.called(node) for node in part.users}
-        dims = {what.dims for what in spreads.values() if isinstance(what, Spread)}
-        if len(dims) != 1 or not all(isinstance(what, Spread) for what in spreads.values()):
+        found = {what for what in spreads.values() if isinstance(what, Spread) and what.mesh == x.device_mesh}
+        if len(found) != 1 or not found.issuperset(spreads.values()):
             return
-        part.target = to_local(placements, *dims)
-        for node in spreads:
-            node.replace_all_uses_with(part)
-            self.graph.erase_node(node)
+        (what,) = found
+        if all(x.placements[dim].is_replicate() for dim in what.dims):
+            part.target = to_local(x.placements, what.dims)
+            for node in spreads:
+                node.replace_all_uses_with(part)
+                self.graph.erase_node(node)
 
     def on_dtensors(self, node: fx.Node, what: OnDTensors) -> fx.Node:
         """The call of Dynamo's graph on DTensors that are made from local parts, and the local part of its result."""
