@@ -34,6 +34,7 @@ SYMBOLIC_PRODUCTS = 2  # programs with more products than this are evaluated at 
 SYMBOLIC_ELEMENTS = 500  # and so are those whose values have more elements than this
 POINTS = 3
 MANY_ELEMENTS = 20_000  # from here on one point is enough: there is more to find an error by
+MOST_ELEMENTS = 200_000  # beyond this the exact arithmetic would take hours
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,8 @@ class Proof:
 def prove(
     before: Program, after: Program, sizes: Mapping[str, int] | None = None, symbolic: bool | None = None
 ) -> Proof:
-    """Compare the outputs that both programs have. ``sizes`` gives free axes (by default 2 and 3 by turns)."""
+    """Compare the outputs that both programs have. ``sizes`` gives free axes (by default 2 and 3 by turns). Raises
+    CodaError where they have none, or where static axes make the programs too large."""
     names = [o.name for o in before.outputs if any(o.name == p.name for p in after.outputs)]
     if not names:
         raise CodaError.of(f"'{before.name}' and '{after.name}' have no output in common")
@@ -156,7 +158,14 @@ def _elements(program: Program, sizes: Mapping[str, int]) -> int:
 
 
 def _points(program: Program, sizes: Mapping[str, int]) -> int:
-    return 1 if _elements(program, sizes) > MANY_ELEMENTS else POINTS
+    """At how many points to compare. Raises CodaError where even one would take too long."""
+    elements = _elements(program, sizes)
+    if elements > MOST_ELEMENTS:
+        raise CodaError.of(
+            f"a proof of '{program.name}' would compute {elements} elements one by one; it is for small sizes",
+            "the sizes are those of its constants and numbers: give small ones, as in --const HQ=2,HK=1,f=2",
+        )
+    return 1 if elements > MANY_ELEMENTS else POINTS
 
 
 def _count(number: int, what: str) -> str:

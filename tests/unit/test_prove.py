@@ -66,6 +66,14 @@ def test_different(a, b, symbolic):
     assert str(proof).startswith("not equal: out[")
 
 
+def test_programs_that_are_too_large_are_refused_at_once():
+    wide = program("program p(x: bf16[M, (H=32 d=1024)], w: bf16[N, (H d)]) { return y = x @ w.T: bf16 }")
+    with pytest.raises(CodaError, match="elements one by one"):
+        prove(wide, wide)
+    with pytest.raises(CodaError, match="elements one by one"):
+        prove_gradients(differentiate(wide))
+
+
 def test_programs_without_common_outputs():
     a, b = (program(f"program p(x: f32[M]) {{ return {n} = x: f32 }}") for n in ("y", "z"))
     with pytest.raises(CodaError, match="no output in common"):
