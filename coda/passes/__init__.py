@@ -17,7 +17,8 @@
 A pass is a pure function from a program to a program, or to a program and notes: what it did, with a label, or why it
 did nothing (labels.py). ``prove.py`` shows that a rewrite is an identity over the reals. eager.py rounds as eager
 PyTorch does, lanes.py unrolls lane axes for the lowering. Functions were expanded by the checker; which way round a
-product is computed is not decided here, as operands and results go by the names of their axes. bare.py gives up the epilogue of a product.
+product is computed is not decided here, as operands and results go by the names of their axes. bare.py gives up the
+epilogue of a product.
 """
 
 from __future__ import annotations
