@@ -246,6 +246,18 @@ def test_a_dim_of_one_mesh_is_not_that_of_another():
         dist.destroy_process_group()
 
 
+def test_a_weight_that_all_ranks_have_is_a_weight(mesh, reports):
+    """Its rows are no rows of the program, though its gradient is a sum over the ranks."""
+    w = weight(mesh, 32, 16)
+
+    def f(x: Tensor, w: Tensor) -> Tensor:
+        rows = DTensor.from_local(x, mesh, [S(0)], run_check=False)
+        return torch.nn.functional.linear(rows, w).sigmoid().to_local()
+
+    compiled(f)(torch.randn(4, 16), w).sum().backward()
+    assert "w: f32[N=32, N2=16]" in reports[-1].texts[0] and w.grad.placements == (P,)
+
+
 @pytest.mark.parametrize(
     ("operands", "results", "summed"),
     [

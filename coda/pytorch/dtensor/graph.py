@@ -44,12 +44,13 @@ class OnDTensors:
 
 @dataclass
 class Local:
-    """A graph on local parts, ``gm``, and what ``restore`` needs: Dynamo's graph, the opaque calls by number, and the
-    products in such calls, with the reason."""
+    """A graph on local parts, ``gm``, and what ``restore`` needs: Dynamo's graph, the opaque calls by number, the
+    inputs that all read through a spread, and the products in opaque calls, with the reason."""
 
     gm: fx.GraphModule
     dynamo: fx.GraphModule
     calls: dict[int, Spread | OnDTensors] = field(default_factory=dict)
+    hidden: dict[fx.Node, Spread] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
 
     def call(self, graph: fx.Graph, what: Spread | OnDTensors, parts: Sequence[fx.Node], result: Tensor) -> fx.Node:

@@ -55,6 +55,17 @@ class _Writer:
 
     def __init__(self, graph: fx.Graph, local: Local, inputs: Mapping[fx.Node, fx.Node]):
         self.graph, self.local, self.inputs = graph, local, inputs
+        for node in graph.find_nodes(op="placeholder"):
+            if node in local.hidden:
+                self.show(node, local.hidden.pop(node))
+
+    def show(self, node: fx.Node, what: Spread) -> None:
+        """Put back the spread behind an input."""
+        users = list(node.users)
+        with self.graph.inserting_after(behind(node)):
+            spread = self.local.call(self.graph, what, [node], node.meta["val"])
+        for user in users:
+            user.replace_input_with(node, spread)
 
     def part_of_input(self, node: fx.Node, x: DTensor) -> None:
         users = list(node.users)

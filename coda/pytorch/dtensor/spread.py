@@ -48,6 +48,18 @@ class _Hoister:
                 value.replace_input_with(operand, self.spreads[operand, what])
             node.replace_all_uses_with(value)
             self.graph.erase_node(node)
+        self.hide()
+
+    def hide(self) -> None:
+        """Take away those right behind an input, until ``restore``: a weight is to be seen as one."""
+        for node in self.graph.find_nodes(op="placeholder"):
+            spreads = {user: self.local.called(user) for user in node.users}
+            what, *others = set(spreads.values()) or {None}
+            if isinstance(what, Spread) and not others:
+                self.local.hidden[node] = what
+                for spread in spreads:
+                    spread.replace_all_uses_with(node)
+                    self.graph.erase_node(spread)
 
     def may_pass(self, value: fx.Node, node: fx.Node) -> bool:
         if kind(value) in (None, "product") or list(value.users) != [node] or self.aliases.touches_written(value):
