@@ -136,3 +136,33 @@ def test_nothing_but_launches_and_maps() -> None:
     record.reset()
     assert record.run(args, workspace=WORKSPACE) == 0
     assert {c["call"] for c in record.calls()} == {"encode", "launch"}
+
+
+HEAD = """
+program head_backward(w_o: bf16[D, A], o: bf16[M, A], w: bf16[V=40000, D], n: bf16[M, D], r: f32[M],
+                      d_logits: bf16[M, V]) {
+    d_n = d_logits @ w
+    d_x = cast(d_n * r, bf16)
+    return d_o = d_x @ w_o: bf16, d_w_o = d_x.T @ o: bf16, d_w = d_logits.T @ n: bf16
+}
+"""
+
+
+def test_products_behind_a_loop_read_what_its_sums_became() -> None:
+    """The gradient of logits that were returned is seen in parts: columns of a tensor whose rows lie farther apart."""
+    lowered = lower_in_chunks(load(HEAD).programs["head_backward"], "V").schedule
+    assert [s.kind for s in lowered.steps] == ["map", "gemm", "gemm", "map", "gemm", "gemm"]
+    record = Recorder(harness.host_of(Path(harness._folder.name) / "head", lowered, fake=True))
+    v, a = 40000, 32
+    d_logits = zeros(M, v + 8)[:, :v]
+    args = [zeros(D, a), zeros(M, a), zeros(v, D), zeros(M, D), zeros(M, dtype=F32), d_logits]
+    args += [zeros(M, a), zeros(D, a), zeros(v, D)]
+    assert record.run(args, workspace=WORKSPACE) == 0, record.error
+    order = [c["kernel"].removeprefix("head_backward_") for c in launches(record)]
+    chunk = ["chunk_1_gemm_128x128", "chunk_2_gemm_128x128"]
+    assert [k for k in order if k.startswith("chunk")] == 3 * chunk
+    assert order[0].startswith("zeros") and [k.split("_")[0] for k in order[-3:]] == ["after"] * 3
+    maps = [c for c in record.calls() if c["call"] == "encode" and c["strides"] == [2 * (v + 8)]]
+    parts = [(c["base"] - d_logits.data_ptr(), min(c["dims"][0], WIDTH)) for c in maps]
+    widths = [WIDTH, WIDTH, v - 2 * WIDTH]
+    assert parts == [(2 * i * WIDTH, n) for i, n in enumerate(widths) for _ in range(2)]
