@@ -46,9 +46,7 @@ class Side:
     declined: str | None = None  # why `coda.compile` runs separate kernels at these sizes: they were measured here
 
     @classmethod
-    def of(
-        cls, program: Program, sizes: Mapping[str, int], tile: str | None = None, chunk: str | None = None
-    ) -> Side:
+    def of(cls, program: Program, sizes: Mapping[str, int], tile: str | None = None, chunk: str | None = None) -> Side:
         """``chunk``: the axis in whose chunks the kernels run, if they do."""
         formulas = cost(program)
         if has_calls(program):
