@@ -35,7 +35,7 @@ from coda.ir import Program
 from coda.resources import templates_dir
 from coda.target import Plan, Tile, Variant, choose_tile, parse_tile, rank_tiles, variants
 from coda.target.blocks import lower_program
-from coda.target.chunks import lower_in_chunks
+from coda.target.chunks import lower_along
 from coda.target.legality import legal_tile
 from coda.target.schedule import Assembly, Kernel, Schedule
 from coda.version import __version__
@@ -72,9 +72,7 @@ def lowered(
 ) -> Schedule:
     """The kernels of a program, in chunks of an axis where that is named. Raises CodaError where it has none. Of
     ``dims`` the sizes of heads become part of the kernels."""
-    if chunk:
-        return lower_in_chunks(program, chunk, numerics, dims).schedule
-    return lower_program(program, numerics, dims)
+    return lower_along(program, chunk, numerics, dims).schedule
 
 
 def load(path: str | Path, program: str | None = None) -> Artifact:

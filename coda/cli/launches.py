@@ -129,11 +129,10 @@ def _document(tensor: Tensor, sizes: Mapping[str, int]) -> dict[str, Any]:
 def launches(lowered: Lowered, tiles: Mapping[str, Tile]) -> list[Launch]:
     """The launches of a program in order. ``tiles``: of its GEMMs, by name."""
     schedule, unfinished, found = lowered.schedule, dict[str, Size](), list[Launch]()
-    chunked = range(schedule.loop.first, schedule.loop.end) if schedule.loop else ()
     for i, (step, part, members) in enumerate(zip(schedule.steps, lowered.parts, schedule.members, strict=True)):
         tile = tiles.get(schedule.leader(step).name, TILES[0])
         for launch in _Step(step, part, tile).launches(min(members, 1)):
-            if schedule.loop and i in chunked:
+            if schedule.loop and i in schedule.loop:
                 launch = launch.in_loop(schedule.loop)
             reads = tuple(replace(t, bytes=unfinished.get(t.name, t.bytes)) for t in launch.reads)
             found.append(replace(launch, reads=reads))

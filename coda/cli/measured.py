@@ -45,7 +45,7 @@ def timed(lowered: Lowered, sizes: Mapping[str, int], tiles: Mapping[str, Tile],
     calls |= {part.name: _call(part, in_chunk, tiles.get(part.name)) for part in steps}
     measured = interleave(calls, whole.name, timer, ROUNDS, SECONDS)
     chunks = sizes[loop.axis.name] / in_chunk[loop.part.name] if loop else 1  # a last, shorter one counts as its part
-    inside = {p.name for p in steps[loop.first : loop.end]} if loop else set()
+    inside = {p.name for i, p in enumerate(steps) if loop and i in loop}
     return {name: m.median_ms * (chunks if name in inside else 1) for name, m in measured.items()}
 
 

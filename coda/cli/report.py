@@ -17,8 +17,8 @@ from coda.passes import fuse
 from coda.passes.labels import Note
 from coda.passes.segments import has_calls, segments
 from coda.target import TILES, Tile, choose_tile, parse_tile
-from coda.target.blocks import Lowered, lower_noting
-from coda.target.chunks import lower_in_chunks
+from coda.target.blocks import Lowered
+from coda.target.chunks import lower_along
 from coda.target.plan import Plan
 from coda.target.rowplan import RowPlan
 from coda.target.schedule import Kernel, Loop
@@ -52,7 +52,7 @@ class Side:
         if has_calls(program):
             return cls.joined(program, sizes, formulas, tile)
         try:
-            lowered = lower_in_chunks(program, chunk, sizes=sizes) if chunk else lower_noting(program, sizes=sizes)
+            lowered = lower_along(program, chunk, sizes=sizes)
         except CodaError as error:  # what it costs can be told all the same
             return cls(program, sizes, formulas, (), {}, (), reason=error)
         gemms = lowered.schedule.gemms

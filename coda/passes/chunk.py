@@ -55,7 +55,7 @@ def chunk_axis(program: Program, backward: Program) -> str | None:
     """The axis along which a backward is cut: the columns of a product of which the program itself never stores
     anything over rows and columns, as the logits of a loss; or one that a product of the backward contracts, known to
     be very long, as where logits are returned. None where there is none that can be cut."""
-    for axis in (*_never_stored(program), *_long(backward)):
+    for axis in dict.fromkeys((*_never_stored(program), *_long(backward))):
         with contextlib.suppress(CodaError):
             return chunk(backward, axis.name).axis.name
     return None

@@ -17,6 +17,13 @@ from coda.target.schedule import Loop, Part, schedule_steps
 WIDTH = 128 * DESIGN_SMS
 
 
+def lower_along(
+    program: Program, axis: str | None, numerics: str = "fused", sizes: Mapping[str, int] | None = None
+) -> Lowered:
+    """The kernels of a program, in chunks of the axis of this name where there is one."""
+    return lower_noting(program, numerics, sizes) if axis is None else lower_in_chunks(program, axis, numerics, sizes)
+
+
 def lower_in_chunks(
     program: Program, axis: str, numerics: str = "fused", sizes: Mapping[str, int] | None = None
 ) -> Lowered:

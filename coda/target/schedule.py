@@ -57,6 +57,9 @@ class Loop:
     start: str
     parts: tuple[Part, ...]
 
+    def __contains__(self, step: int) -> bool:
+        return self.first <= step < self.end
+
     @property
     def names(self) -> tuple[str, ...]:
         """The tensors that only its steps know, in the order in which the launcher counts them."""
