@@ -1,6 +1,6 @@
 """A whole Llama, as transformers has it: a training step and a prefill, by eager PyTorch, Inductor, Liger and coda.
 
-    python -m benchmarks.llama                       # Llama-3-1B, 8192 tokens; about 150 s on an H200 with 16 cores
+    python -m benchmarks.llama                       # Llama-3-1B, 8192 tokens; about 300 s on an H200 with 16 cores
     python -m benchmarks.llama --phase prefill --ways eager inductor coda
 
 All ways share one set of weights (Liger, which changes the modules, has its own), are warm before the first is timed,
@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -94,12 +95,17 @@ def way_of(name: str, model: nn.Module) -> tuple[nn.Module, Callable[..., Any]]:
             from liger_kernel.transformers.monkey_patch import _apply_liger_kernel_to_instance
             from transformers.models.llama import modeling_llama
 
-            changed, ours = copy.deepcopy(model), dict(vars(modeling_llama))
-            _apply_liger_kernel_to_instance(changed)
-            theirs = {name: value for name, value in vars(modeling_llama).items() if ours.get(name) is not value}
-            restored = {name: ours[name] for name in theirs}
-            vars(modeling_llama).update(restored)
-            return changed, _within(vars(modeling_llama), theirs, restored, changed)
+            changed, names = copy.deepcopy(model), vars(modeling_llama)
+            ours = dict(names)
+            with patch.dict(names):  # Liger changes functions of transformers for all models
+                _apply_liger_kernel_to_instance(changed)
+                theirs = {name: value for name, value in names.items() if ours.get(name) is not value}
+
+            def call(**inputs: Any) -> Any:
+                with patch.dict(names, theirs):
+                    return changed(**inputs)
+
+            return changed, call
     raise ValueError(name)
 
 
@@ -111,19 +117,6 @@ def _without_logits(model: nn.Module) -> Callable[..., Any]:
         return output if output.loss is None else SimpleNamespace(loss=output.loss)
 
     return call
-
-
-def _within(scope: dict[str, Any], theirs: dict[str, Any], ours: dict[str, Any], call: Callable[..., Any]) -> Any:
-    """The call, which sees a module's names changed: Liger changes functions of transformers for all models."""
-
-    def changed(**inputs: Any) -> Any:
-        scope.update(theirs)
-        try:
-            return call(**inputs)
-        finally:
-            scope.update(ours)
-
-    return changed
 
 
 def step_of(phase: str, module: nn.Module, call: Callable[..., Any], ids: Tensor) -> Call:
