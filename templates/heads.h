@@ -24,11 +24,6 @@ template <int kWidth, class F> CUTLASS_DEVICE void for_steps(F const& f) {
   if constexpr (kWidth % 32 == 16) f(cute::Int<16>{}, kWidth - 16);
 }
 
-template <class R> CUTLASS_DEVICE typename R::State quad_combine(typename R::State v) {
-  v = R::combine(v, exchange(v, 1));
-  return R::combine(v, exchange(v, 2));
-}
-
 // One value of each row and head.
 template <class D> CUTLASS_DEVICE void store_head_value(Output const& o, int row, int rows, int head, int q, float value) {
   if (q == 0 && row < rows) put(static_cast<D*>(o.data) + batched_row(o, row) + head * o.lane, value);

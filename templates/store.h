@@ -176,6 +176,12 @@ CUTLASS_DEVICE LogSumExp::State exchange(LogSumExp::State s, int mask) {
   return {exchange(s.max, mask), exchange(s.sum, mask)};
 }
 
+// Over the quad that shares a row.
+template <class R> CUTLASS_DEVICE typename R::State quad_combine(typename R::State v) {
+  v = R::combine(v, exchange(v, 1));
+  return R::combine(v, exchange(v, 2));
+}
+
 // Over the columns a thread has seen of one row: add a pair, columns beyond the output count as the identity.
 template <class R> CUTLASS_DEVICE void accumulate_row(float& total, Two<float> v, int column, int columns) {
   total = R::combine(total, column < columns ? v.x : R::identity());
@@ -197,11 +203,10 @@ CUTLASS_DEVICE void accumulate_step(LogSumExp::State (&totals)[2], Two<float> co
     totals[rr] = LogSumExp::add(totals[rr], x);
   }
 }
-// Across the quad that shares a row; the partial of tile column `tile` goes to element (tile, row).
+// Of the quad that shares a row; the partial of tile column `tile` goes to element (tile, row).
 template <class R>
 CUTLASS_DEVICE void store_row_partial(Output const& o, typename R::State total, int row, int rows, int tile, int tiles, int q) {
-  total = R::combine(total, exchange(total, 1));
-  total = R::combine(total, exchange(total, 2));
+  total = quad_combine<R>(total);
   if (q == 0 && row < rows && tile < tiles) *element<typename R::State>(o, row, tile, 0) = total;
 }
 
