@@ -26,6 +26,6 @@ def without(program: Program, names: Collection[str]) -> Program:
         return number(node.attr("identity")) if absent else None
 
     left = rewrite(program, visit)
-    outputs = [replace(o, value=expand(o.value, o.type.axes)) for o in left.outputs]
+    outputs = [replace(o, value=expand(o.value, o.type.dims)) for o in left.outputs]
     params = [p for p in program.params if p.name not in names]
     return simplify(Program.of(program.name, params, outputs, dict(left.names)))

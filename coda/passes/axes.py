@@ -9,7 +9,7 @@ from functools import cmp_to_key, reduce
 import sympy
 
 from coda.dtypes import F32, I64
-from coda.ir import Axis, Node, Size, Type
+from coda.ir import Axis, Dim, Node, Size, Type
 from coda.ops import build
 
 
@@ -17,20 +17,25 @@ def number(value: float) -> Node:
     return build("const", value=value, dtype=F32)
 
 
-def zeros(axis: Axis) -> Node:
-    """0 at each position of an axis."""
-    return build("mul", number(0.0), build("index", axis=axis))
+def zeros(*axes: Axis) -> Node:
+    """0 at each position of axes that one loop may count."""
+    position = build("index", axis=axes[0]) if len(axes) == 1 else build("position", axes=axes)
+    return build("mul", number(0.0), position)
 
 
-def expand(value: Node, axes: Sequence[Axis]) -> Node:
-    """The value repeated over those of ``axes`` that it lacks."""
-    lacking = [a for a in axes if a.name not in value.type.names]
-    return reduce(lambda x, axis: build("add", x, zeros(axis)), lacking, value)
+def expand(value: Node, dims: Sequence[Dim]) -> Node:
+    """The value repeated over those axes of ``dims`` that it lacks. A dim that it lacks whole stays together: nobody
+    may be able to tell B and T of ``(B T)``."""
+    for dim in dims:
+        lacking = tuple(a for a in dim if a.name not in value.type.names)
+        for run in [lacking] if lacking == dim else [(a,) for a in lacking]:
+            value = build("add", value, zeros(*run))
+    return value
 
 
 def conform(value: Node, type_: Type) -> Node:
     """The value with exactly the dims of a type, as ``@`` needs it."""
-    return arranged(expand(value, type_.axes), type_)
+    return arranged(expand(value, type_.dims), type_)
 
 
 def arranged(value: Node, type_: Type) -> Node:
@@ -107,7 +112,7 @@ def _row(parts: Sequence[Part], axis: Axis, fresh: Callable[[str], str]) -> Node
         pieces += [*_gap(position, part.start, axis, fresh), part]
         position = part.end
     pieces += _gap(position, axis.size, axis, fresh)
-    values = [expand(p.value, (p.into,)) for p in pieces]
+    values = [expand(p.value, ((p.into,),)) for p in pieces]
     return build("concat", *values, axis=axis, parts=tuple(p.into.name for p in pieces))
 
 

@@ -7,8 +7,8 @@ kernels of an artifact run in chunks of that axis (``coda/passes/chunk.py``), if
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import cache
+from collections.abc import Callable, Mapping
+from functools import cache, partial
 
 import torch
 from torch import Tensor
@@ -20,8 +20,9 @@ from coda.runtime.api import compile
 from coda.runtime.binding import evaluate_size, type_shape
 from coda.runtime.callable import CompiledProgram
 from coda.runtime.reference import evaluate_sized
-from coda.target.blocks import joined_finishes, lower_kernel, lower_program
-from coda.target.chunks import lower_in_chunks
+from coda.target.blocks import joined_finishes, lower_kernel
+from coda.target.chunks import lower_along
+from coda.target.legality import checks
 from coda.target.product import MAX_TERMS
 
 MERGED = {"K": MAX_TERMS, "N": 16}  # the products that one kernel takes, by kind (see merge.py)
@@ -89,15 +90,14 @@ def steps(program: Program, layout: str, chunk: str | None = None, tune: bool = 
 
 @cache
 def _steps(program: Program, layout: str, chunk: str | None, tune: bool) -> tuple[Step, ...]:
-    if chunk is not None and _is_lowered_in_chunks(program, chunk):
-        return (Step(program, layout, None, chunk, tune),)
-    if (reason := refusal(program, whole=True)) is None:
-        return (Step(program, layout, None, tune=tune),)
+    for axis in dict.fromkeys((chunk, None)):
+        if (reason := _refusal(partial(lower_along, program, axis))) is None:
+            return (Step(program, layout, None, axis, tune),)
     try:
         parts = joined_finishes(partition(program, MERGED).kernels)
     except CodaError:
         return (Step(program, layout, reason),)
-    return tuple(Step(part, layout, refusal(part), tune=tune) for part in parts)
+    return tuple(Step(part, layout, _refusal(partial(_as_kernel, part)), tune=tune) for part in parts)
 
 
 def unlowered_product(program: Program, layout: str) -> str | None:
@@ -108,18 +108,14 @@ def unlowered_product(program: Program, layout: str) -> str | None:
     return None
 
 
-def _is_lowered_in_chunks(program: Program, axis: str) -> bool:
-    try:
-        lower_in_chunks(program, axis)
-    except CodaError:
-        return False
-    return True
+def _as_kernel(program: Program) -> None:
+    checks(lower_kernel(program))
 
 
-def refusal(program: Program, whole: bool = False) -> str | None:
-    """Why a program, whole or as one kernel, is not lowered, as a sentence; None if it is."""
+def _refusal(lower: Callable[[], object]) -> str | None:
+    """Why a program is not lowered, as a sentence; None if it is."""
     try:
-        (lower_program if whole else lower_kernel)(program)
+        lower()
     except CodaError as error:
         return error.diagnostics[0].message
     return None

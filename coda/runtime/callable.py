@@ -16,6 +16,7 @@ call.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -205,7 +206,7 @@ class CompiledProgram:
         except CodaError as failure:
             if self.fallback == "strict":
                 raise
-            return self._reference(operands, given), Route("reference", reason=failure.diagnostics[0].message)
+            return self._slowly(operands, given, failure.diagnostics[0].message)
         return self._kernel(artifact, operands, given, device)
 
     def _separately(self, inputs: Mapping[str, Any], sizes: Mapping[str, int]) -> Mapping[str, Tensor]:
@@ -251,11 +252,17 @@ class CompiledProgram:
         if left is not None:
             if self.fallback == "strict":
                 raise CodaError.of(f"program '{self.program.name}': {left}")
-            return self._reference(operands, given), Route("reference", reason=left)
+            return self._slowly(operands, given, left)
         launch(artifact, used, artifact.workspace_bytes(used), device)
         written = {p.name for p in self.program.params if p.inout} | results.keys()
         _write_back([i for i, name in enumerate(names) if name in written], arguments, used)
         return results, Route("copy" if copied else "kernel", tuple(names[i] for i in copied), refusal)
+
+    def _slowly(self, operands: Operands, given: Mapping[str, Tensor], reason: str) -> tuple[dict[str, Tensor], Route]:
+        """The reference, where the caller has reason to expect a kernel: they hear of it, once for each reason."""
+        what = f"program '{self.program.name}' runs in the reference interpreter, many times slower than a kernel"
+        warnings.warn(f"{what}: {reason}", stacklevel=2)
+        return self._reference(operands, given), Route("reference", reason=reason)
 
     def _reference(self, operands: Operands, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return self._computed(partial(evaluate_sized, self.program), operands, given)

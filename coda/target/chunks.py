@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 from coda.ir import Program, Type
 from coda.passes.chunk import Chunked, chunk
 from coda.passes.numbers import with_head_sizes
 from coda.target.blocks import Lowered, lower_noting
-from coda.target.legality import DESIGN_SMS
+from coda.target.legality import DESIGN_SMS, checks
 from coda.target.lower import program_args
 from coda.target.schedule import Loop, Part, schedule_steps
 
@@ -20,8 +21,12 @@ WIDTH = 128 * DESIGN_SMS
 def lower_along(
     program: Program, axis: str | None, numerics: str = "fused", sizes: Mapping[str, int] | None = None
 ) -> Lowered:
-    """The kernels of a program, in chunks of the axis of this name where there is one."""
-    return lower_noting(program, numerics, sizes) if axis is None else lower_in_chunks(program, axis, numerics, sizes)
+    """The kernels of a program, in chunks of the axis of this name where there is one. Raises CodaError where there are
+    none, or where the arguments do not tell what the kernels must know."""
+    lower = lower_noting if axis is None else partial(lower_in_chunks, axis=axis)
+    lowered = lower(program, numerics=numerics, sizes=sizes)
+    checks(lowered.schedule)
+    return lowered
 
 
 def lower_in_chunks(

@@ -14,7 +14,7 @@ from tests.pytorch.handwritten import Sizes
 from tests.pytorch.models import inputs, zoo
 from tests.pytorch.test_models import PRODUCTS, SLOW
 
-LARGE = Sizes(vocabulary=32000, width=4096, inner=14336, heads=32, kv_heads=8)
+LARGE = Sizes(vocabulary=128256, width=4096, inner=14336, heads=32, kv_heads=8)
 NARROW = Sizes(vocabulary=512, width=256, inner=512, heads=4, kv_heads=2)  # a tile is as wide as a row
 ROUTERS = {"deepseek_v3": 1}  # products in f32
 DYNAMIC = ("llama", "qwen2", "gemma2", "gpt2", "bert", "titan")  # that many are compiled for all numbers of tokens
