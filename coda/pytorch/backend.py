@@ -22,6 +22,7 @@ from coda.pytorch.autocast import enters_autocast
 from coda.pytorch.config import Config
 from coda.pytorch.graph import CHECKPOINT, capture
 from coda.pytorch.loss import fuse_losses
+from coda.pytorch.masks import without_masks
 from coda.pytorch.prebuild import prebuild
 from coda.pytorch.refusal import Refusal
 from coda.pytorch.report import Report
@@ -59,10 +60,11 @@ def fused(gm: fx.GraphModule, config: Config) -> tuple[fx.GraphModule, Report]:
 
 def rewritten(gm: fx.GraphModule, config: Config) -> Report:
     """What becomes of a captured graph, which is rewritten in place."""
+    masks = without_masks(gm)
     losses = fuse_losses(gm, "low" if config.fuse_loss == "low" else "fast") if config.fuse_loss else []
     done = rewrite(gm, config, torch.is_grad_enabled())
     prebuild(gm)
-    return Report.of(gm, done, losses)
+    return Report.of(gm, done, losses, masks)
 
 
 def refuse(gm: fx.GraphModule) -> None:

@@ -72,6 +72,7 @@ def _hand_down(gm: fx.GraphModule, inputs: Sequence[dict[str, Any]]) -> None:
     for node, meta in zip(placeholders, inputs, strict=True):
         node.meta |= {k: v for k, v in meta.items() if k in KEPT}
     _detach_instead_of_no_grad(gm.graph)
+    _detach_out_of_place(gm.graph)
     _without_empty_parts(gm.graph)
     wanting = with_gradient(gm.graph)
     for body, operands in bodies(gm):
@@ -122,6 +123,13 @@ def _detach_instead_of_no_grad(graph: fx.Graph) -> None:
                     detached = graph.call_function(torch.ops.aten.detach.default, (operand,))
                 detached.meta["val"] = operand.meta["val"]
                 node.replace_input_with(operand, detached)
+
+
+def _detach_out_of_place(graph: fx.Graph) -> None:
+    """What nothing else reads need not be detached in place: numbers that the model has as tensors."""
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.detach_.default):
+        if len(node.args[0].users) == 1 and node.args[0].op == "call_function":
+            node.target = torch.ops.aten.detach.default
 
 
 def _without_empty_parts(graph: fx.Graph) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import importlib
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -14,7 +15,7 @@ from torch import fx, nn
 from coda.errors import CodaError
 from coda.pytorch.backend import coda
 from coda.pytorch.config import Config
-from coda.pytorch.report import Line, Report, listening
+from coda.pytorch.report import Line, Report, about_masks, listening
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,11 @@ class ModelReport:
         return len(self.lines)
 
     @property
+    def masks(self) -> list[str]:
+        """What the mask of each attention that has one says."""
+        return [mask for graph in self.graphs for mask in graph.masks]
+
+    @property
     def programs(self) -> list[str]:
         """The texts of the different programs."""
         return list(dict.fromkeys(text for graph in self.graphs for text in graph.texts))
@@ -43,15 +49,15 @@ class ModelReport:
     def document(self) -> dict[str, Any]:
         """The report as JSON."""
         lines = [{"product": x.name, "fused_with": list(x.fused_with), "reason": x.reason} for x in self.lines]
-        return {"fused": self.fused, "total": self.total, "products": lines, "programs": self.programs}
+        counts = {"fused": self.fused, "total": self.total, "masks": dict(Counter(self.masks))}
+        return {**counts, "products": lines, "programs": self.programs}
 
     def __str__(self) -> str:
         from coda.cli.common import table
 
         rows = [(x.name, "-" if x.reason else "fused", x.reason or ", ".join(x.fused_with)) for x in self.lines]
-        return "\n".join(
-            [table([("product", "", "with, or why not"), *rows]), f"{self.fused} of {self.total} products fused"]
-        )
+        products = table([("product", "", "with, or why not"), *rows])
+        return "\n".join([products, *about_masks(self.masks), f"{self.fused} of {self.total} products fused"])
 
 
 def explain(model: Callable[..., Any], *inputs: Any, **named: Any) -> ModelReport:

@@ -1,0 +1,364 @@
+"""Attention masks that need no tensor, and those that stay."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+
+import pytest
+import torch
+from hypothesis import given as drawn
+from hypothesis import settings
+from hypothesis import strategies as st
+from sympy import Integer
+from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.nn import functional as F
+
+from coda.pytorch import backend
+from coda.pytorch.elements import Elements, Region
+from coda.pytorch.masks import ATTENTION, CAUSAL, NOTHING, TENSOR, without_masks
+from tests.pytorch.models import agrees, compiled, inputs, tf, tiny
+
+LENGTH = 12
+INF = float("inf")
+
+
+@pytest.fixture
+def compiling(reports, monkeypatch):
+    """Compiles by the backend, and keeps the attentions of all graphs: (has a mask, is causal)."""
+    attentions = []
+
+    def keeping(gm, *how):
+        graphs = [gm, *(m for m in gm.modules() if isinstance(m, torch.fx.GraphModule) and m is not gm)]
+        for node in (n for g in graphs for n in g.graph.find_nodes(op="call_function", target=ATTENTION)):
+            given = dict(enumerate(node.args)) | node.kwargs
+            attentions.append((given.get(3) is not None or "attn_mask" in node.kwargs, bool(given.get(5))))
+        return compile_(gm, *how)
+
+    compile_ = backend.compile_without_autocast
+    monkeypatch.setattr(backend, "compile_without_autocast", keeping)
+
+    def compile(call, **options):
+        return compiled(call, **options)
+
+    compile.attentions = attentions
+    compile.masks = lambda: [mask for r in reports for mask in r.masks]
+    return compile
+
+
+@pytest.fixture
+def traced(monkeypatch):
+    """transformers writes every mask out, as it does under torch.compile in some versions."""
+    from transformers import masking_utils
+
+    for name in ("_ignore_causal_mask_sdpa", "_ignore_bidirectional_mask_sdpa"):
+        monkeypatch.setattr(masking_utils, name, lambda *args, **kwargs: False)
+
+
+def gemma3(window: int) -> nn.Module:
+    """One layer with a window, one without."""
+    torch.manual_seed(0)
+    config = tf.Gemma3TextConfig(
+        vocab_size=97, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=16, query_pre_attn_scalar=16, sliding_window=window,
+        layer_types=["sliding_attention", "full_attention"], attn_implementation="sdpa",
+    )  # fmt: skip
+    return tf.Gemma3ForCausalLM(config)
+
+
+def mistral(window: int) -> nn.Module:
+    model = tiny("mistral", torch.float32)
+    model.config.sliding_window = window
+    return model
+
+
+def without_labels(name: str) -> dict[str, torch.Tensor]:
+    return {k: v for k, v in inputs(name, torch.float32).items() if k != "labels"}
+
+
+def same_logits(model: nn.Module, call, **given) -> None:
+    with torch.no_grad():
+        torch.testing.assert_close(call(**given).logits, model(**given).logits, rtol=1e-4, atol=1e-4)
+
+
+# Models.
+
+MODELS = {
+    "llama": (lambda: tiny("llama", torch.float32), [CAUSAL, CAUSAL]),
+    "qwen3": (lambda: tiny("qwen3", torch.float32), [CAUSAL, CAUSAL]),
+    "gpt2": (lambda: tiny("gpt2", torch.float32), [CAUSAL, CAUSAL]),
+    "bert": (lambda: tiny("bert", torch.float32), [NOTHING, NOTHING]),
+    "vit": (lambda: tiny("vit", torch.float32), [NOTHING, NOTHING]),
+    "window_of_11": (lambda: mistral(LENGTH - 1), [TENSOR, TENSOR]),
+    "window_of_12": (lambda: mistral(LENGTH), [CAUSAL, CAUSAL]),
+    "windows_of_4": (lambda: gemma3(4), [TENSOR, CAUSAL]),
+    "windows_of_64": (lambda: gemma3(64), [CAUSAL, CAUSAL]),
+}
+MEANS = {CAUSAL: (False, True), NOTHING: (False, False), TENSOR: (True, False)}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models(name, compiling, traced):
+    build, want = MODELS[name]
+    model = build().eval()
+    same_logits(model, compiling(model), **without_labels(name))
+    assert compiling.masks() == want
+    assert compiling.attentions == [MEANS[m] for m in want]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("use_cache", [False, True])
+def test_sizes_and_caches(dynamic, use_cache, compiling, traced):
+    """Without a cache transformers looks for packed sequences in the positions that it made itself."""
+    model = tiny("llama", torch.float32).eval()
+    call = compiling(model, dynamic=dynamic)
+    for length in (LENGTH, 7):
+        same_logits(model, call, input_ids=torch.arange(2 * length).view(2, length), use_cache=use_cache)
+    assert {*compiling.masks()} == {CAUSAL}
+
+
+def test_a_cache_that_is_filled(compiling, traced):
+    """Prefill is causal; a step attends to all that is there; a few tokens behind a cache do not start at key 0."""
+    model, cache = tiny("llama", torch.float32).eval(), None
+    for length, means in ((LENGTH, CAUSAL), (1, NOTHING), (3, TENSOR)):
+        ids = torch.arange(2 * length).view(2, length)
+        with torch.no_grad():
+            got = compiling(model)(input_ids=ids, past_key_values=copy.deepcopy(cache), use_cache=True)
+            want = model(input_ids=ids, past_key_values=copy.deepcopy(cache), use_cache=True)
+        torch.testing.assert_close(got.logits, want.logits, rtol=1e-4, atol=1e-4)
+        assert compiling.masks()[-2:] == [means, means]
+        cache = want.past_key_values
+
+
+def test_a_cache_with_room(compiling, traced):
+    """Keys behind the last query are in the cache, and are not attended to."""
+    model = tiny("llama", torch.float32).eval()
+    ids = torch.arange(2 * LENGTH).view(2, LENGTH)
+    caches = [tf.StaticCache(config=model.config, max_cache_len=LENGTH + 4) for _ in range(2)]
+    with torch.no_grad():
+        got, want = compiling(model)(input_ids=ids, past_key_values=caches[0]), model(ids, past_key_values=caches[1])
+    torch.testing.assert_close(got.logits, want.logits, rtol=1e-4, atol=1e-4)
+    assert compiling.masks() == [CAUSAL, CAUSAL]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_what_is_data_stays(dynamic, compiling, traced):
+    model, ids = tiny("llama", torch.float32).eval(), torch.arange(2 * LENGTH).view(2, LENGTH)
+    padding = torch.ones_like(ids)
+    padding[0, :5] = 0
+    packed = torch.cat([torch.arange(5), torch.arange(LENGTH - 5)]).expand(2, -1)
+    call = compiling(model, dynamic=dynamic)
+    for given in ({"attention_mask": padding}, {"position_ids": packed}):
+        same_logits(model, call, input_ids=ids, use_cache=False, **given)
+        same_logits(model, call, input_ids=ids, use_cache=False, **{k: v.flip(1) for k, v in given.items()})
+    assert {*compiling.masks()} == {TENSOR}
+    assert {*compiling.attentions} == {(True, False)}
+
+
+@pytest.mark.parametrize("numerics", ["fused", "eager"])
+def test_training(numerics, compiling, traced):
+    model = tiny("llama", torch.bfloat16)
+    agrees(model, inputs("llama", torch.bfloat16), compiling(model, numerics=numerics))
+    assert compiling.attentions == [(False, True)] * 2
+
+
+def test_checkpointing(compiling, traced):
+    """The mask is made outside of the graphs that are checkpointed."""
+    model = tiny("llama", torch.float32)
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    model.train()
+    agrees(model, inputs("llama", torch.float32), compiling(model))
+    assert compiling.masks() == [CAUSAL, CAUSAL] and {*compiling.attentions} == {(False, True)}
+
+
+# Spellings: functions of a length, and of positions along queries and keys.
+
+
+def attention(mask):
+    def call(x):
+        return F.scaled_dot_product_attention(x, x.cos(), x.sin(), attn_mask=mask(x), scale=0.5)
+
+    return call
+
+
+def q(x):
+    return torch.arange(x.shape[-2])[:, None]
+
+
+def k(x):
+    return torch.arange(x.shape[-2])
+
+
+def additive(mask, least=-INF):
+    return torch.where(mask, 0.0, least)
+
+
+CAUSAL_MASKS = {
+    "le": lambda x: k(x) <= q(x),
+    "lt": lambda x: k(x) < q(x) + 1,
+    "not_gt": lambda x: ~(k(x) > q(x)),
+    "difference": lambda x: (q(x) - k(x)).ge(0),
+    "doubled": lambda x: 2 * k(x) < 2 * q(x) + 2,
+    "tril": lambda x: torch.ones(x.shape[-2], x.shape[-2], dtype=torch.bool).tril(),
+    "transposed": lambda x: torch.ones(x.shape[-2], x.shape[-2], dtype=torch.bool).triu().t(),
+    "triu": lambda x: x.new_full((x.shape[-2], x.shape[-2]), -INF).triu(1),
+    "transformer": lambda x: nn.Transformer.generate_square_subsequent_mask(x.shape[-2]),
+    "least": lambda x: additive(k(x) <= q(x), torch.finfo(torch.float32).min),
+    "times": lambda x: (1.0 - (k(x) <= q(x)).float()) * torch.finfo(torch.float32).min,
+    "filled": lambda x: torch.zeros(x.shape[-2], x.shape[-2]).masked_fill(k(x) > q(x), -INF),
+    "tensors": lambda x: torch.where(k(x) <= q(x), torch.tensor(0.0), torch.tensor(-INF)),
+    "of_heads": lambda x: (k(x) <= q(x)).expand(x.shape[0], x.shape[1], -1, -1),
+    "of_a_batch": lambda x: (k(x) <= q(x))[None],
+    "repeated": lambda x: (k(x) <= q(x)).repeat(x.shape[0], 1, 1, 1),
+    "far_window": lambda x: (k(x) <= q(x)) & (k(x) > q(x) - LENGTH),
+    "a_part": lambda x: torch.ones(99, 99, dtype=torch.bool).tril()[: x.shape[-2], : x.shape[-2]],
+    "gathered": lambda x: torch.ones(99, 99, dtype=torch.bool).tril()[q(x), k(x)],
+    "logic": lambda x: torch.logical_not((k(x) > q(x)) | (k(x) >= x.shape[-2])),
+    "two_cases": lambda x: torch.where(k(x) == q(x), True, k(x) < q(x)),
+}
+
+OTHER_MASKS = {
+    "without_diagonal": lambda x: (k(x) < q(x)) | (k(x) == 0),
+    "one_more": lambda x: k(x) <= q(x) + 1,
+    "window": lambda x: (k(x) <= q(x)) & (k(x) > q(x) - LENGTH + 1),
+    "both_sides": lambda x: (k(x) - q(x)).abs() < 3,
+    "blocks": lambda x: k(x) // 4 <= q(x) // 4,
+    "prefix": lambda x: (k(x) <= q(x)) | (k(x) < 3),
+    "from_the_end": lambda x: k(x).flip(0) <= q(x).flip(0),
+    "sinks": lambda x: (k(x) <= q(x)) & ((k(x) > q(x) - 4) | (k(x) == 0)),
+    "of_one_head": lambda x: (k(x) <= q(x)) | (torch.arange(x.shape[1])[:, None, None] == 1),
+    "of_one_row": lambda x: (k(x) <= q(x)) | (torch.arange(x.shape[0])[:, None, None, None] == 1),
+    "padding": lambda x: (k(x) <= q(x)) & (x[0, 0, :, 0] > -9),
+    "bias": lambda x: additive(k(x) <= q(x)) - (q(x) - k(x)),
+    "small": lambda x: additive(k(x) <= q(x), -1e4),
+    "scaled": lambda x: (k(x) <= q(x)).float(),
+    "upper": lambda x: k(x) >= q(x),
+    "bf16": lambda x: k(x).bfloat16() <= q(x).bfloat16(),
+    "overflow": lambda x: (k(x) + 127).to(torch.int8) <= (q(x) + 127).to(torch.int8),
+    "written": lambda x: (k(x) <= q(x)).logical_or_(k(x) < 3),
+    "negative": lambda x: torch.ones(99, 99, dtype=torch.bool).tril()[q(x) - 1, k(x) - 1],
+}
+
+
+def check_spelling(mask, means, compiling, dynamic):
+    x = torch.randn(2, 2, LENGTH, 8)
+    call = attention(mask)
+    torch.testing.assert_close(compiling(call, dynamic=dynamic)(x), call(x))
+    assert compiling.masks() == [means]
+    assert compiling.attentions == [MEANS[means]]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", CAUSAL_MASKS)
+def test_causal(name, dynamic, compiling):
+    sizes_matter = dynamic and name in ("far_window", "gathered")  # they are not causal for each length
+    check_spelling(CAUSAL_MASKS[name], TENSOR if sizes_matter else CAUSAL, compiling, dynamic)
+
+
+@pytest.mark.parametrize("name", OTHER_MASKS)
+def test_not_causal(name, compiling):
+    check_spelling(OTHER_MASKS[name], TENSOR, compiling, False)
+
+
+# Random masks. An expression is a tuple: how it is computed from a length, queries and keys is what ``tensor`` does.
+
+NUMBERS = st.recursive(
+    st.one_of(st.sampled_from([("q",), ("k",), ("length",)]), st.tuples(st.just("number"), st.integers(-3, 6))),
+    lambda inner: st.one_of(
+        st.tuples(st.sampled_from(["add", "sub", "mul"]), inner, inner),
+        st.tuples(st.sampled_from(["turned", "first", "behind", "same", "steps", "neg"]), inner),
+        st.tuples(st.sampled_from(["read", "choose"]), inner, inner, inner),
+    ),
+    max_leaves=5,
+)
+COMPARED = st.tuples(st.sampled_from(["le", "lt", "ge", "gt", "eq", "ne"]), NUMBERS, NUMBERS)
+LIKELY = st.tuples(  # a comparison near the diagonal
+    st.sampled_from(["le", "lt", "ge", "gt"]),
+    st.tuples(st.just("add"), st.just(("k",)), st.tuples(st.just("number"), st.integers(-1, 1))),
+    st.just(("q",)),
+)
+LOGIC = st.recursive(
+    st.one_of(LIKELY, LIKELY, COMPARED),
+    lambda inner: st.one_of(
+        st.tuples(st.sampled_from(["and", "or", "where"]), inner, inner),
+        st.tuples(st.sampled_from(["not", "tril", "triu", "zeros"]), inner),
+    ),
+    max_leaves=4,
+)
+
+
+def tensor(length, expression):
+    """[queries, keys] of an expression."""
+    name, *rest = expression
+    whole = torch.arange(length)[:, None].expand(length, length)
+    values = [r if isinstance(r, int) else tensor(length, r) for r in rest]
+    match name, values:
+        case "q", _:
+            return whole
+        case "k", _:
+            return whole.t()
+        case "length" | "number", _:
+            return whole * 0 + (values[0] if values else length)
+        case "and", (a, b):
+            return a & b
+        case "or", (a, b):
+            return torch.logical_or(a, b)
+        case "not", (a,):
+            return ~a
+        case "where", (a, b):
+            return torch.where(a, b, False)
+        case "tril" | "triu" as part, (a,):
+            return getattr(a.float(), part)(1) > 0.5
+        case "zeros", (a,):
+            return torch.where(a, 0.0, -INF).eq(0)
+        case "turned", (a,):
+            return a.transpose(0, 1).contiguous()
+        case "first", (a,):
+            return a[:1].expand(length, length)
+        case "behind", (a,):
+            return a.unsqueeze(1)[:, 0, -1:].repeat(1, length)
+        case "same", (a,):
+            return torch.cumsum(a.diff(dim=1, prepend=a[:, :1] - 1).ne(1), 1)
+        case "steps", (a,):
+            return a.diff(dim=0, append=a[-1:])
+        case "neg", (a,):
+            return -a
+        case "read", (a, b, c):
+            positions = torch.where((b >= 0) & (b < length), b, 0)
+            return a[positions, torch.arange(length)] + 0 * c
+        case "choose", (a, b, c):
+            return torch.where(a > b, b, c)
+        case _, (a, b):
+            return getattr(torch, name)(a, b)
+
+
+def graph_of(expression, length, symbolic):
+    call = lambda x: attention(lambda x: tensor(x.shape[-2], expression))(x)  # noqa: E731
+    mode = "symbolic" if symbolic else "fake"
+    return make_fx(call, tracing_mode=mode, pre_dispatch=True)(torch.zeros(1, 1, length, 4))
+
+
+@settings(max_examples=60, deadline=None)
+@drawn(LOGIC, st.integers(2, 5))
+def test_elements_are_those_of_the_tensor(expression, length):
+    """At numbers for indices an element is that of the tensor, or not known."""
+    graph = graph_of(expression, length, False)
+    (node,) = graph.graph.find_nodes(op="call_function", target=ATTENTION)
+    mask = node.args[3] if len(node.args) > 3 else node.kwargs["attn_mask"]
+    want = tensor(length, expression)
+    for at in itertools.product(range(length), repeat=2):
+        got = Elements(Region([{}], ShapeEnv())).at(mask, tuple(map(Integer, at)))
+        assert got is None or got is bool(want[at])
+
+
+@settings(max_examples=60, deadline=None)
+@drawn(LOGIC, st.integers(2, 6), st.booleans())
+def test_only_causal_masks_are_causal(expression, length, symbolic):
+    graph = graph_of(expression, length, symbolic)
+    (means,) = without_masks(graph)
+    for other in range(2, 8) if symbolic else (length,):
+        want = tensor(other, expression)
+        assert means != CAUSAL or torch.equal(want, torch.ones_like(want).tril())
+        assert means != NOTHING or want.all()
