@@ -3,8 +3,9 @@
     python -m benchmarks.build .bench [--what programs items blocks] [--jobs 2]
 
 ``programs`` are those of programs.coda, each at each tile, as PROGRAM.TILE.so; ``items`` the kernels of a Llama layer,
-as MODEL/KERNEL.TILE.so, each at the ``--best`` tiles that promise most at 8192 rows; ``blocks`` whole layers, forward
-and backward, as MODEL/block_PHASE.so. Needs nvcc and no GPU. What is in the build cache is not compiled again.
+as MODEL/KERNEL.TILE.so, each at the ``--best`` tiles that promise most at 8192 rows, in each order of tiles; ``blocks``
+whole layers, forward and backward, as MODEL/block_PHASE.so. Needs nvcc and no GPU. What is in the build cache is not
+compiled again.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from coda.errors import CodaError
 from coda.frontend import load_path
 from coda.ir import Program
 from coda.printer import print_program
-from coda.target import TILES, lower, parse_tile, rank_tiles
+from coda.target import TILES, candidates, lower, parse_tile, rank_tiles
 from coda.target.blocks import lower_program
 from coda.target.legality import legal_tile
 
@@ -77,7 +78,9 @@ def _items(args: argparse.Namespace) -> Iterator[Job]:
         for kernel in kernels:
             dims = ours.sizes_of(model, ROWS)
             leader = lower_program(kernel).gemms[0]  # a launch of several products has one tile
-            for tile in dict.fromkeys((*rank_tiles(leader, dims)[: args.best], TILES[0])):  # which no kernel spills at
+            # No kernel spills at the first of all tiles.
+            best = {tile.kernel for tile in (*rank_tiles(leader, dims)[: args.best], TILES[0])}
+            for tile in (t for t in candidates(leader, dims) if t.kernel in best):
                 yield Job(print_program(kernel), tile.name, dims, ours.file(args.folder, model, kernel, tile.name))
 
 

@@ -22,7 +22,8 @@ def with_head_sizes(program: Program, sizes: Mapping[str, int]) -> Program:
 
 
 def head_axes(program: Program) -> list[Axis]:
-    """The axes of the columns of products of which the program sees a part: heads, and columns in three lanes."""
+    """The axes of the columns of products of which the program sees a part: heads, and columns in three lanes; and in
+    a backward those that products contract, which it puts together of parts."""
     lanes = set(lane_axes(program))
     types = [*(p.type for p in program.params), *(o.type for o in program.outputs)]
     nodes = program.nodes()
@@ -34,6 +35,9 @@ def head_axes(program: Program) -> list[Axis]:
         in_lanes = any(a in lanes and a.static != 2 for a in columns)
         if in_lanes or in_tensors or any(_is_inside(n, names) for n in nodes):
             found |= dict.fromkeys(axes)
+    for contracted in (n.args[0].type.dims[-1] for n in nodes if n.op == "dot"):
+        if any(n.op == "concat" and n.attr("axis") in contracted for n in nodes):
+            found |= dict.fromkeys(contracted)
     return list(found)
 
 

@@ -15,6 +15,7 @@ from coda.runtime.compare import compare
 from coda.runtime.inputs import poisoned_outputs, random_inputs
 from coda.target import TILES, lower
 from coda.target.legality import legal_tile
+from tests.gpu.support import warm_or_skip
 from tests.support import same_bits
 
 # Each over B, M, N, K; one kernel is built for each program and tile.
@@ -71,12 +72,7 @@ def compiled(name: str, tile: str) -> coda.CompiledProgram:
     """The program at one tile; strict, so that a test cannot pass on a fallback. A variant that the build rejects for
     spills inside its k-loop is skipped, saying so."""
     call = coda.compile(program(name), tile=tile, fallback="strict")
-    try:
-        call.warmup("cuda")
-    except coda.CodaError as error:
-        if "spills registers inside its k-loop" not in str(error):
-            raise
-        pytest.skip(str(error))
+    warm_or_skip(call)
     return call
 
 

@@ -14,6 +14,7 @@ from coda.runtime.compare import compare
 from coda.runtime.inputs import poisoned_outputs, random_inputs
 from coda.target import TILES, lower
 from coda.target.legality import legal_tile
+from tests.gpu.support import warm_or_skip
 from tests.support import same_bits
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -30,12 +31,7 @@ def compiled(name: str, tile: str) -> coda.CompiledProgram:
     rejects (it would spill inside the k-loop) is skipped, saying so."""
     if (name, tile) not in _compiled:
         call = coda.compile(EXAMPLES / f"{name}.coda", tile=tile, fallback="strict")
-        try:
-            call.warmup("cuda")
-        except coda.CodaError as error:
-            if "spills registers inside its k-loop" not in str(error):
-                raise
-            pytest.skip(str(error))
+        warm_or_skip(call)
         _compiled[name, tile] = call
     return _compiled[name, tile]
 

@@ -8,6 +8,7 @@ import torch
 import coda
 from coda.runtime.compare import compare
 from coda.runtime.inputs import poisoned_outputs, random_inputs
+from tests.gpu.support import warm_or_skip
 from tests.support import same_bits
 
 QK_NORM = """
@@ -35,16 +36,6 @@ CASES = (  # d, f, heads of q, of k, order, dtypes of positions and tables, tile
     (96, 48, 3, 3, BTHD, "i32", "f32", "128x192"),
     (256, 128, 2, 1, BHTD, "i32", "f32", "128x256_coop"),
 )
-
-
-def warm_or_skip(call: coda.CompiledProgram) -> None:
-    """Build the kernel; a variant that the build rejects, for it would spill inside the k-loop, is skipped."""
-    try:
-        call.warmup("cuda")
-    except coda.CodaError as error:
-        if "spills registers inside its k-loop" not in str(error):
-            raise
-        pytest.skip(str(error))
 
 
 @pytest.mark.parametrize("optional", [True, False], ids=("all", "bare"))

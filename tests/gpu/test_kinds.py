@@ -14,6 +14,7 @@ from coda.runtime.compare import compare
 from coda.runtime.inputs import poisoned_outputs, random_inputs
 from coda.target import TILES, lower
 from coda.target.legality import legal_tile
+from tests.gpu.support import warm_or_skip
 from tests.support import same_bits
 
 SPECIAL = Path(__file__).parents[1] / "programs" / "lowering" / "special.coda"
@@ -36,12 +37,7 @@ def compiled(name: str, tile: str) -> coda.CompiledProgram:
     if not legal_tile(chosen, lower(program)):
         pytest.skip(f"{tile} is not a tile for {name}")
     call = coda.compile(program, tile=tile, fallback="strict")
-    try:
-        call.warmup("cuda")
-    except coda.CodaError as error:
-        if "spills registers inside its k-loop" not in str(error):
-            raise
-        pytest.skip(str(error))
+    warm_or_skip(call)
     return call
 
 

@@ -13,6 +13,7 @@ from coda.runtime.compare import compare
 from coda.runtime.inputs import poisoned_outputs, random_inputs
 from coda.target import TILES, lower
 from coda.target.legality import legal_tile
+from tests.gpu.support import warm_or_skip
 from tests.support import same_bits
 
 # Each over M, N, K (and R); one kernel is built for each program and tile.
@@ -77,12 +78,7 @@ def compiled(name: str, tile: str) -> coda.CompiledProgram:
     """The program at one tile; strict, so that a test cannot pass on a fallback. A variant that the build rejects for
     spills inside its k-loop is skipped, saying so."""
     call = coda.compile(PROGRAMS[name], tile=tile, fallback="strict")
-    try:
-        call.warmup("cuda")
-    except coda.CodaError as error:
-        if "spills registers inside its k-loop" not in str(error):
-            raise
-        pytest.skip(str(error))
+    warm_or_skip(call)
     return call
 
 

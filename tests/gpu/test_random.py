@@ -11,6 +11,7 @@ import coda
 from coda.runtime.compare import compare
 from coda.runtime.inputs import poisoned_outputs, random_inputs
 from coda.runtime.philox import uniform
+from tests.gpu.support import warm_or_skip
 from tests.gpu.test_examples import TILE_NAMES, compiled, kernels, run
 
 SPECIAL = Path(__file__).parents[1] / "programs" / "lowering" / "special.coda"
@@ -26,6 +27,7 @@ program draw(x: bf16[M, K], w: bf16[N, K], seed: i64[], offset: i64[]) {
 @pytest.mark.parametrize("seed", [0, 2**60 + 1, -1])
 def test_numbers_are_the_interpreters(tile: str, seed: int) -> None:
     call = coda.compile(DRAW, tile=tile, fallback="strict")
+    warm_or_skip(call)
     for m, n, k in SHAPES:
         inputs = random_inputs(call.program, {"M": m, "N": n, "K": k}, 0, "cuda")
         for scalar in (seed, torch.tensor(seed, device="cuda")):
@@ -39,6 +41,7 @@ def test_numbers_are_the_interpreters(tile: str, seed: int) -> None:
 def test_positions_in_groups(name: str, tile: str) -> None:
     """Rows in batches and columns in heads: numbers of positions along each axis, in any order of the axes."""
     call = coda.compile(SPECIAL, program=name, tile=tile, fallback="strict")
+    warm_or_skip(call)
     for b, h, k in ((1, 2, 64), (3, 3, 72), (7, 5, 200)):
         sizes = {"B": b, "T": 43, "H": h, "d": 88, "K": k}
         inputs = random_inputs(call.program, sizes, b, "cuda")
