@@ -59,7 +59,7 @@ def _without_masks(gm: fx.GraphModule, operands: dict[fx.Node, fx.Node], written
 def meaning(mask: fx.Node, queries: Expr, keys: Expr, operands: dict[fx.Node, fx.Node], written: set[fx.Node]) -> str:
     """What the mask of an attention of ``queries`` to ``keys`` says."""
     value = mask.meta["val"]
-    facts = value.fake_mode.shape_env or ShapeEnv()
+    facts = value.fake_mode.shape_env or ShapeEnv()  # what is known of sizes that are symbols
     *batch, q, k = index = tuple(Dummy(integer=True) for _ in range(max(2, value.dim())))
     ends = [((i, Integer(0)), (i, size - 1)) for i, size in zip(batch, shape_of(mask), strict=False)]
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 import itertools
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given as drawn
 from hypothesis import settings
 from hypothesis import strategies as st
-from sympy import Integer
+from sympy import Dummy, Integer
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -219,6 +220,13 @@ CAUSAL_MASKS = {
     "two_cases": lambda x: torch.where(k(x) == q(x), True, k(x) < q(x)),
 }
 
+
+def written_behind_a_view(mask):
+    view = mask[None]
+    mask.logical_or_(mask.t().clone())
+    return view
+
+
 OTHER_MASKS = {
     "without_diagonal": lambda x: (k(x) < q(x)) | (k(x) == 0),
     "one_more": lambda x: k(x) <= q(x) + 1,
@@ -237,7 +245,7 @@ OTHER_MASKS = {
     "upper": lambda x: k(x) >= q(x),
     "bf16": lambda x: k(x).bfloat16() <= q(x).bfloat16(),
     "overflow": lambda x: (k(x) + 127).to(torch.int8) <= (q(x) + 127).to(torch.int8),
-    "written": lambda x: (k(x) <= q(x)).logical_or_(k(x) < 3),
+    "written": lambda x: written_behind_a_view(k(x) <= q(x)),
     "negative": lambda x: torch.ones(99, 99, dtype=torch.bool).tril()[q(x) - 1, k(x) - 1],
 }
 
@@ -262,10 +270,82 @@ def test_not_causal(name, compiling):
     check_spelling(OTHER_MASKS[name], TENSOR, compiling, False)
 
 
+# Elements.
+
+
+def ints(*size):
+    return torch.arange(size[-1]).expand(size)
+
+
+KNOWN = {
+    "steps": lambda x: torch.arange(2, 17, 3),
+    "backwards": lambda x: torch.arange(4, -1, -1),
+    "part": lambda x: ints(9)[2:7],
+    "each_second": lambda x: ints(12)[1::2],
+    "the_last": lambda x: ints(3, 12)[-2:, -4:],
+    "selected": lambda x: (ints(4) * 10 + torch.arange(4)[:, None]).select(0, -1),
+    "turned": lambda x: ints(2, 3, 4).permute(2, 0, 1),
+    "views": lambda x: ints(3, 4)[:, None].reshape(1, 3, 4).squeeze(0).transpose(-1, -2),
+    "gathered": lambda x: ints(9)[ints(2, 3) * 2 + 1],
+    "rows": lambda x: (ints(4) + 5 * torch.arange(4)[:, None])[ints(3) + 1],
+    "columns": lambda x: (ints(4) + 5 * torch.arange(4)[:, None])[:, ints(3) + 1],
+    "neighbours": lambda x: ints(2, 4).diff(dim=1, prepend=ints(2, 4)[:, :1] - 1),
+    "counted": lambda x: torch.ones(2, 4, dtype=torch.int64).cumsum(1),
+    "reverse": lambda x: 3 - ints(4),
+    "of_bools": lambda x: (ints(4) > 1) * 5 - (ints(4) > 2).long(),
+    "rounded": lambda x: torch.full((3,), 257.0).bfloat16(),
+    "sum_that_rounds": lambda x: torch.full((3,), 256.0, dtype=torch.bfloat16) + 1.0,
+    "overflow": lambda x: torch.full((3,), torch.finfo(torch.float32).min).bfloat16(),
+    "filled": lambda x: torch.zeros(3, 3).masked_fill(ints(3) > 1, -INF),
+    "triangles": lambda x: torch.ones(4, 4).tril(1).triu(-1),
+    "part_of_data": lambda x: torch.logical_and(x[0] > 0, ints(4) < 0),
+}
+UNKNOWN = {
+    "data": lambda x: x > 0,
+    "size_of_data": lambda x: torch.zeros(4) * x,
+    "another_start": lambda x: ints(2, 4).diff(dim=1, prepend=ints(2, 4)[:, :1] - 2),
+    "neighbours_that_differ": lambda x: (ints(4) * ints(4)).diff(),
+    "counted_from_data": lambda x: (x > 0).cumsum(1),
+    "wraps": lambda x: (ints(4) + 1) + (2**63 - 1),
+    "wraps_in_8_bits": lambda x: torch.full((3,), 100, dtype=torch.int8) + 100,
+    "narrow": lambda x: ints(4).to(torch.int8),
+    "rounds": lambda x: torch.full((3,), 0.1, dtype=torch.float16) == 0.1,
+    "gradient": lambda x: torch.where(ints(4) >= 0, 0.0, x),
+    "bits": lambda x: torch.full((3,), 1) & torch.full((3,), 2),
+    "nan": lambda x: torch.full((3,), -INF) * 0,
+    "index_of_floats": lambda x: ints(4).float(),
+}
+
+
+def element(call, x, index):
+    """That of the tensor that a function computes."""
+    graph = make_fx(call, tracing_mode="fake", pre_dispatch=True)(x)
+    (result,) = graph.graph.find_nodes(op="output")[0].all_input_nodes
+    return Elements(Region([{}], ShapeEnv())).at(result, index)
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_known_elements(name):
+    x = torch.randn(3, 4)
+    for at, want in np.ndenumerate(KNOWN[name](x).float().numpy()):
+        got = element(KNOWN[name], x, tuple(map(Integer, at)))
+        assert got is not None and float(got) == want
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_unknown_elements(name):
+    x = torch.randn(3, 4)
+    assert element(UNKNOWN[name], x, tuple(Dummy(integer=True) for _ in UNKNOWN[name](x).shape)) is None
+
+
 # Random masks. An expression is a tuple: how it is computed from a length, queries and keys is what ``tensor`` does.
 
 NUMBERS = st.recursive(
-    st.one_of(st.sampled_from([("q",), ("k",), ("length",)]), st.tuples(st.just("number"), st.integers(-3, 6))),
+    st.one_of(
+        st.sampled_from([("q",), ("k",), ("length",)]),
+        st.tuples(st.just("number"), st.integers(-3, 6)),
+        st.tuples(st.just("part"), st.integers(0, 5)),
+    ),
     lambda inner: st.one_of(
         st.tuples(st.sampled_from(["add", "sub", "mul"]), inner, inner),
         st.tuples(st.sampled_from(["turned", "first", "behind", "same", "steps", "neg"]), inner),
@@ -301,6 +381,8 @@ def tensor(length, expression):
             return whole.t()
         case "length" | "number", _:
             return whole * 0 + (values[0] if values else length)
+        case "part", (start,):
+            return torch.arange(length + start)[start:].expand(length, length)
         case "and", (a, b):
             return a & b
         case "or", (a, b):
