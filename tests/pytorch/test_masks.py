@@ -17,6 +17,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.nn import functional as F
 
+import coda
 from coda.pytorch import backend
 from coda.pytorch.elements import Elements, Region
 from coda.pytorch.masks import ATTENTION, CAUSAL, NOTHING, TENSOR, without_masks
@@ -444,3 +445,60 @@ def test_only_causal_masks_are_causal(expression, length, symbolic):
         want = tensor(other, expression)
         assert means != CAUSAL or torch.equal(want, torch.ones_like(want).tril())
         assert means != NOTHING or want.all()
+
+
+# What becomes of the graph.
+
+
+def test_the_other_arguments_stay(compiling):
+    def call(x):
+        y = x[:, :1]
+        return F.scaled_dot_product_attention(x, y, y, k(x) <= q(x), 0.0, scale=0.3, enable_gqa=True)
+
+    x = torch.randn(2, 4, LENGTH, 8)
+    torch.testing.assert_close(compiling(call)(x), call(x))
+    assert compiling.attentions == [(False, True)]
+
+
+def test_dropout_stays():
+    call = lambda x: F.scaled_dot_product_attention(x, x, x, k(x) <= q(x), 0.5)  # noqa: E731
+    graph = make_fx(call, tracing_mode="fake", pre_dispatch=True)(torch.randn(1, 1, 4, 8))
+    assert without_masks(graph) == [CAUSAL]
+    (node,) = graph.graph.find_nodes(op="call_function", target=ATTENTION)
+    assert node.args[3:] == (None, 0.5, True)
+
+
+def test_only_what_nothing_reads_vanishes():
+    def call(x, is_returned):
+        mask = k(x) <= q(x)
+        return F.scaled_dot_product_attention(x, x, x, mask), mask if is_returned else None
+
+    for is_returned in (False, True):
+        graph = make_fx(lambda x: call(x, is_returned), tracing_mode="fake", pre_dispatch=True)(torch.randn(1, 1, 4, 8))  # noqa: B023
+        without_masks(graph)
+        compared = graph.graph.find_nodes(op="call_function", target=torch.ops.aten.le.Tensor)
+        assert len(compared) == is_returned
+
+
+def test_the_result_lies_as_before(compiling):
+    """Attention with a mask of three dims lays it out in another order than one without; views of it rely on that."""
+    call = attention(lambda x: (k(x) <= q(x))[None])
+    x = torch.randn(2, LENGTH, 3, 8).transpose(1, 2)
+    want, got = call(x), compiling(call)(x)
+    torch.testing.assert_close(got, want)
+    assert got.stride() == want.stride() != x.stride() and compiling.masks() == [CAUSAL]
+
+
+def test_a_mask_with_a_gradient_stays(compiling):
+    x, bias = torch.randn(1, 1, LENGTH, 8), torch.zeros(LENGTH, LENGTH, requires_grad=True)
+    call = lambda x, bias: attention(lambda x: torch.where(k(x) <= q(x), 0.0 * bias, -INF))(x)  # noqa: E731
+    compiling(call)(x, bias).sum().backward()
+    assert bias.grad is not None and compiling.masks() == [TENSOR]
+
+
+def test_the_report(traced):
+    model = gemma3(4).eval()
+    report = coda.explain(model, input_ids=torch.arange(LENGTH)[None])
+    assert "attention masks: 1 causal, without a tensor; 1 read from memory" in str(report)
+    assert report.document()["masks"] == {CAUSAL: 1, TENSOR: 1}
+    assert "attention masks" in str(report.graphs[0])
