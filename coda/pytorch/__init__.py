@@ -2,6 +2,7 @@
 
 graph.py      the captured graph, before autograd: ATen operations; casts of autocast (autocast.py) and products of
               complex numbers (complex.py) are written out; aliases.py: what shares memory, and what writes it
+masks.py      attention masks that need no tensor, by what their elements say (elements/)
 regions.py    sets of operations around products, between the attentions
 translate.py  a region as a program (aten/: what each operation computes; cells.py: names for dims)
 rewrite.py    regions become calls of one custom op (op.py, block.py, execute.py, bound.py)
