@@ -9,6 +9,7 @@
       -> differentiate  where gradients are wanted (differentiate.py); save.py decides what the forward keeps
       -> delay_norm     of the backward: dy.T @ (h * g) becomes (dy.T @ h) * g
       -> join_sums      sums of reductions become reductions of sums (join_sums.py)
+      -> hoist          and their divisors go behind them (hoist.py)
       -> simplify
       -> narrow         of the backward: gradients between kernels are rounded, once (narrow.py)
       -> partition      kernels (kernels.py, partition.py): merge.py says which products one of them computes,
@@ -32,6 +33,7 @@ from coda.ir import Program
 from coda.passes.delay_norm import delay_norm
 from coda.passes.differentiate import Backward, differentiate
 from coda.passes.fold import fold
+from coda.passes.hoist import hoist
 from coda.passes.join_sums import join_sums
 from coda.passes.kernels import Partition
 from coda.passes.labels import Note
@@ -63,7 +65,7 @@ def rewrites(numerics: str, trained: bool = False) -> tuple[Rewrite, ...]:
     ``trained``: it is a forward whose gradients will be derived."""
     if numerics == "eager":
         return (simplify, lambda p: delay_norm(p, numerics))  # which says what it does not do
-    return (simplify, partial(delay_norm, trained=trained), sink, scale_in, fold, join_sums, simplify)
+    return (simplify, partial(delay_norm, trained=trained), sink, scale_in, fold, join_sums, hoist, simplify)
 
 
 def optimize(program: Program, numerics: str = "fused", trained: bool = False) -> tuple[Program, tuple[Note, ...]]:
