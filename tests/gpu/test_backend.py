@@ -60,6 +60,20 @@ def test_a_training_step_of_other_models(name):
     assert fused == (len(lines) if dtype is torch.bfloat16 else 0), [str(x) for x in lines if x.reason]
 
 
+def test_attention_reads_no_mask():
+    """transformers writes the causal mask out here, or not: the kernel is that of causal attention."""
+    model, given = tiny("llama_heads", torch.bfloat16).cuda(), on_gpu(inputs("llama", torch.bfloat16, 2, 40))
+    call = torch.compile(model, backend="coda", options=OPTIONS)
+    step(call, model, given)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        step(call, model, given)
+    names = {event.key for event in profile.key_averages()}
+    kernels = {
+        kind for kind in ("flash", "cudnn", "efficient") if f"aten::_scaled_dot_product_{kind}_attention" in names
+    }
+    assert kernels and "efficient" not in kernels
+
+
 def test_repeated_steps_only_pass_addresses():
     """The second step runs on bound calls, forward and backward, with the same bits."""
     model, given = tiny("llama_heads", torch.bfloat16).cuda(), on_gpu(inputs("llama", torch.bfloat16, 2, 40))
