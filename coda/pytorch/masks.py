@@ -51,8 +51,9 @@ def _without_masks(gm: fx.GraphModule, operands: dict[fx.Node, fx.Node], written
     for body, outer in bodies(gm):
         operands |= zip(body.graph.find_nodes(op="placeholder"), outer, strict=True)
         found += _without_masks(body, operands, written)
-    drop_unused(graph)
-    gm.recompile()
+    if found:
+        drop_unused(graph)
+        gm.recompile()
     return found
 
 
