@@ -2,7 +2,7 @@
 
 Models write their masks out when they are traced, also where eager code leaves them out, and attention then takes a
 kernel that reads one from memory. Here the element (q, k) of a mask is evaluated on either side of the diagonal
-(elements.py): what is allowed up to it and masked beyond it is the causal mask that attention has by itself.
+(elements/): what is allowed up to it and masked beyond it is the causal mask that attention has by itself.
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ def meaning(mask: fx.Node, queries: Expr, keys: Expr, operands: dict[fx.Node, fx
         """Whether all (q, k) between corners are allowed, or all masked."""
         hull = [dict([(q, a), (k, b), *others]) for a, b in corners for others in itertools.product(*ends)]
         element = Elements(Region(hull, facts), operands, written).at(mask, index)
-        if isinstance(element, float):  # which is added: the least number masks as -inf does, as each query has a key 0
+        if isinstance(element, float):  # it is added to a score
+            # The least number masks as -inf does: each query has a key, and no two scores are that far apart.
             return element == 0 if is_allowed else element <= torch.finfo(value.dtype).min
         return element is is_allowed
 
