@@ -46,7 +46,7 @@ Call = Callable[[], object]
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--artifacts", type=Path, default=ROOT / ".bench", help="folder of MODEL/block_PHASE.so files")
+    parser.add_argument("--artifacts", type=Path, default=ROOT / ".bench", help="what benchmarks.build made")
     parser.add_argument("--peers", type=Path, help="where benchmarks/peers/install.sh put them: for Liger")
     parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
     parser.add_argument("--rows", nargs="+", type=int, default=[8192, 32768])
@@ -76,7 +76,7 @@ def main(argv: list[str] | None = None) -> int:
 def measure(model: Model, rows: int, args: argparse.Namespace, seconds: float) -> list[Row]:
     """Both phases of one model and number of rows."""
     torch._dynamo.reset()
-    artifacts = load(model, args.artifacts)
+    artifacts = load(model, rows, args.artifacts)
     print(f"{model.name}, M={rows}", flush=True)
     check(model, artifacts)
     operands = layer.operands(model, rows, 0, "cuda")
@@ -101,11 +101,11 @@ def measure(model: Model, rows: int, args: argparse.Namespace, seconds: float) -
     return found
 
 
-def load(model: Model, folder: Path) -> dict[str, CompiledProgram]:
+def load(model: Model, rows: int, folder: Path) -> dict[str, CompiledProgram]:
     """The artifacts of a block by phase; one that was not built is missing, and why is told by benchmarks.build."""
     found = {}
     for phase in ours.block(model):
-        path = folder / model.name / f"block_{phase}.so"
+        path = ours.block_file(folder, model, phase, rows)
         if path.exists():
             found[phase] = coda.load(path, fallback="strict")
         else:

@@ -4,8 +4,8 @@
 
 ``programs`` are those of programs.coda, each at each tile, as PROGRAM.TILE.so; ``items`` the kernels of a Llama layer,
 as MODEL/KERNEL.TILE.so, each at the ``--best`` tiles that promise most at 8192 rows, in each order of tiles; ``blocks``
-whole layers, forward and backward, as MODEL/block_PHASE.so. Needs nvcc and no GPU. What is in the build cache is not
-compiled again.
+whole layers, forward and backward, as MODEL/block_PHASE.ROWS.so. Needs nvcc and no GPU. What is in the build cache is
+not compiled again.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from coda.target.blocks import lower_program
 from coda.target.legality import legal_tile
 
 ROWS = 8192
+BLOCK_ROWS = (8192, 32768)  # tiles are chosen for these; any artifact takes any number of rows
 
 
 @dataclass(frozen=True)
@@ -85,10 +86,10 @@ def _items(args: argparse.Namespace) -> Iterator[Job]:
 
 
 def _blocks(args: argparse.Namespace) -> Iterator[Job]:
-    for model in (MODELS[name] for name in args.models):
+    for model, rows in itertools.product((MODELS[name] for name in args.models), BLOCK_ROWS):
         for phase, program in ours.block(model).items():
-            out = args.folder / model.name / f"block_{phase}.so"
-            yield Job(print_program(program), None, ours.sizes_of(model, ROWS), out)
+            out = ours.block_file(args.folder, model, phase, rows)
+            yield Job(print_program(program), None, ours.sizes_of(model, rows), out)
 
 
 JOBS = {"programs": _programs, "items": _items, "blocks": _blocks}

@@ -67,6 +67,11 @@ def file(folder: Path, model: Model, kernel: Program, tile: str) -> Path:
     return folder / model.name / f"{kernel.name}.{tile}.so"
 
 
+def block_file(folder: Path, model: Model, phase: str, rows: int) -> Path:
+    """Where benchmarks.build puts the artifact of a phase of the block, with tiles for so many rows."""
+    return folder / model.name / f"block_{phase}.{rows}.so"
+
+
 def offer_ready(item: Item, model: Model, rows: int, folder: Path) -> Iterator[Ready | LeftOut]:
     """The kernels of an item at each tile that was built for all of them, checked."""
     programs = kernels(model)[item.name]

@@ -33,7 +33,7 @@ UNITS = {"byte": 1.0, "Kbyte": 1e3, "Mbyte": 1e6, "Gbyte": 1e9, "ns": 1e-6, "us"
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--artifacts", type=Path, default=ROOT / ".bench", help="folder of MODEL/block_PHASE.so files")
+    parser.add_argument("--artifacts", type=Path, default=ROOT / ".bench", help="what benchmarks.build made")
     parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
     parser.add_argument("--rows", type=int, default=8192)
     parser.add_argument("--once", choices=list(MODELS), help=argparse.SUPPRESS)
@@ -61,7 +61,7 @@ def main(argv: list[str] | None = None) -> int:
 def once(model: str, rows: int, folder: Path) -> None:
     """One call of forward and backward, warm, between the marks that ncu looks for."""
     size = MODELS[model]
-    artifacts = block.load(size, folder)
+    artifacts = block.load(size, rows, folder)
     used = [artifacts[phase] for phase in PHASES if phase in artifacts]
     call = block.chain(used, block.ours_of(layer.operands(size, rows, 0, "cuda"), size))
     call()
@@ -85,7 +85,7 @@ def kernels(lines: Iterable[str]) -> Iterator[tuple[str, dict[str, float]]]:
 
 def show(model: str, rows: int, folder: Path, measured: list[tuple[str, dict[str, float]]]) -> None:
     size, programs = MODELS[model], ours.block(MODELS[model])
-    used = [programs[p] for p in PHASES if (folder / model / f"block_{p}.so").exists()]
+    used = [programs[p] for p in PHASES if ours.block_file(folder, size, p, rows).exists()]
     sides = [Side.of(program, ours.known(program, size, rows)) for program in used]
     predicted = [(x, side.sizes) for side in sides for x in side.launches for _ in range(x.count)]
     print(f"{model}, M={rows}: {len(predicted)} launches predicted, {len(measured)} seen")

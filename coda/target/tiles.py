@@ -13,6 +13,7 @@ from coda.ir import Dim, dim_size
 from coda.target.legality import DESIGN_SMS, legal_tile
 from coda.target.plan import ORDERS, TILES, Plan, Tile, Variant
 
+LONG_K = 24576  # from here on the operands of a wave, 24 panels of 128 rows, are three times as large as L2
 MOST_WASTED = 0.1  # of the tiles, where the last cluster of each batch is not full
 
 
@@ -26,7 +27,9 @@ def rank_tiles(plan: Plan, dims: Mapping[str, int] | None = None, sms: int = DES
 
     Least work on the busiest multiprocessor, ``ceil(tiles / SMs) * TileM * TileN``; among equals the one listed
     first. Cooperative tiles only where there are at most two tiles a multiprocessor: they expose their epilogue,
-    ping-pong hides it under the next tile. Tiles of a batch are in clusters of two only where that wastes little.
+    ping-pong hides it under the next tile. But over long contractions the rows and columns of a wave do not stay in L2,
+    and the cooperative tile, which reads the fewest for its results, is first among equals. Tiles of a batch are in
+    clusters of two only where that wastes little.
     """
     fitting = [t for t in TILES if legal_tile(t, plan)]
     if (sizes := _sizes(plan, dims)) is None:
@@ -38,9 +41,12 @@ def rank_tiles(plan: Plan, dims: Mapping[str, int] | None = None, sms: int = DES
     def tiles(tile: Tile) -> int:
         return batches * -(-rows // tile.m) * -(-columns * plan.lanes // tile.n)
 
-    def rank(tile: Tile) -> tuple[bool, int]:
-        exposed = tile.schedule == "cooperative" and tiles(tile) > 2 * sms
-        return exposed, -(-tiles(tile) // sms) * tile.m * tile.n
+    long = _contracted(plan, dims) >= LONG_K
+
+    def rank(tile: Tile) -> tuple[bool, int, bool]:
+        cooperative = tile.schedule == "cooperative"
+        exposed = cooperative and tiles(tile) > 2 * sms and not long
+        return exposed, -(-tiles(tile) // sms) * tile.m * tile.n, long and not cooperative
 
     return sorted(fitting, key=rank)
 
@@ -88,6 +94,14 @@ def _sizes(plan: Plan, dims: Mapping[str, int] | None) -> tuple[int, ...] | None
     sizes = [sympy.sympify(dim_size(dim)) for dim in _dims(plan)]
     known = [size.subs({s: (dims or {}).get(s.name, s) for s in size.free_symbols}) for size in sizes]
     return tuple(map(int, known)) if all(size.is_Integer for size in known) else None
+
+
+def _contracted(plan: Plan, dims: Mapping[str, int] | None) -> int:
+    """How far a tile is contracted; 0 where that is not known."""
+    terms = plan.terms[:1] if plan.joined else plan.terms
+    total = sympy.Add(*(dim_size(term.contraction) for term in terms))
+    total = total.subs({s: (dims or {}).get(s.name, s) for s in total.free_symbols})
+    return int(total) if total.is_Integer else 0
 
 
 def parse_tile(text: str) -> Tile:
