@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.records import read_all
+from benchmarks.records import RESULTS, read_all
 
 README = Path(__file__).resolve().parent.parent / "README.md"
 BEGIN, END = "<!-- benchmarks: begin (written by benchmarks.table) -->", "<!-- benchmarks: end -->"
@@ -110,6 +110,32 @@ def _model(head: str, lines: dict[tuple[str, str, int], Best]) -> str:
     return "\n".join(text)
 
 
+def step_table(documents: Iterable[dict]) -> str:
+    """The markdown for whole models, from the newest run of each: a line for each way, with all phases."""
+    newest = {(d["device"], d["rows"][0]["model"]): d for d in documents}
+    return "\n\n".join(map(_steps, newest.values()))
+
+
+def _steps(document: dict) -> str:
+    rows, first = document["rows"], document["rows"][0]
+    phases, ways = (list(dict.fromkeys(r[key] for r in rows)) for key in ("phase", "impl"))
+    measured = {(r["phase"], r["impl"]): r for r in rows}
+    versions = ", ".join(f"{name} {version}" for name, version in document["versions"].items() if version)
+    what = f"{first['model']} of transformers, {first['layers']} layers, {first['tokens']} tokens"
+    columns = " | ".join(f"{p}, ms | thousand tokens/s | host, ms | peak, GiB" for p in phases)
+    text = [f"{what}, on {document['device']}, bf16; {document['date'][:10]}; {versions}.", ""]
+    text += [f"| | {columns} |", "|---" * (1 + 4 * len(phases)) + "|"]
+    for way in ways:
+        cells = [_step(measured[p, way]) if (p, way) in measured else "- | - | - | -" for p in phases]
+        text.append("| " + " | ".join([way, *cells]) + " |")
+    return "\n".join(text)
+
+
+def _step(row: dict) -> str:
+    numbers = row["median_ms"], row["tokens_per_s"] / 1e3, row["host_ms"]
+    return " | ".join([*(f"{x:.1f}" for x in numbers), f"{row['peak_bytes'] / 2**30:.2f}"])
+
+
 def _best_rows(rows: Iterable[dict]) -> dict[tuple[str, str, str, Shape], Best]:
     """For each phase, dtype, workload and shape the row with the lowest ratio of each implementation."""
     found: dict[tuple[str, str, str, Shape], Best] = {}
@@ -133,7 +159,8 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     before = README.read_text()
     documents = read_all()
-    after = splice(before, "\n\n".join(filter(None, [table(documents), model_table(documents)])))
+    steps = step_table(read_all(RESULTS / "models"))
+    after = splice(before, "\n\n".join(filter(None, [table(documents), model_table(documents), steps])))
     if args.check:
         if after != before:
             print("README.md is out of date: run python -m benchmarks.table", file=sys.stderr)

@@ -1,6 +1,6 @@
 """Train a small Llama on real text, in f32, in bf16 by eager PyTorch and in bf16 by coda: is coda further from f32?
 
-    python -m benchmarks.train_small                # three processes on one GPU; about 200 s on an H200
+    python -m benchmarks.train_small                # three processes on one GPU; minutes on an H200
 
 The model is Hugging Face's Llama of about 100 million parameters, unmodified, attention from torch, on bytes: the text
 is the source of Python's own standard library. Each way starts from the same weights and sees the same batches. bf16
@@ -74,13 +74,17 @@ def train(
     length: int,
     device: str,
     compiler: dict[str, Any] | None = None,
+    seconds: float = float("inf"),
 ) -> list[list[float]]:
-    """The losses of every step, for each seed."""
+    """The losses of every step, for each seed, or for those that end within so many seconds."""
+    start = time.monotonic()
     dtype = torch.float32 if way == "f32" else torch.bfloat16
     model = model_of(sizes, 0).to(device, dtype)
     call: Callable[..., Any] = torch.compile(model, backend="coda", **(compiler or {})) if way == "coda" else model
     data, found = text(), []
     for seed in range(seeds):
+        if seed and (time.monotonic() - start) * (seed + 1) / seed > seconds:
+            break
         initial = [p.detach().to(device) for p in model_of(sizes, seed).parameters()]
         found.append(run(model, call, initial, batches(data, seed, steps, batch, length), device))
     return found
@@ -119,7 +123,7 @@ def compare(losses: dict[str, list[list[float]]]) -> dict[str, Any]:
     def distance(way: str, seed: int) -> float:
         return statistics.mean(abs(a - b) for a, b in zip(losses[way][seed], losses["f32"][seed], strict=True))
 
-    seeds = range(len(losses["f32"]))
+    seeds = range(min(map(len, losses.values())))  # that all have seen
     by_seed = {way: [distance(way, s) for s in seeds] for way in ("eager", "coda")}
     mean = {way: statistics.mean(values) for way, values in by_seed.items()}
     return {"by_seed": by_seed, "mean": mean, "ratio": mean["coda"] / mean["eager"], "limit": LIMIT}
@@ -130,23 +134,25 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--way", choices=WAYS, help="only this one, in this process; prints its losses as JSON")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--seconds", type=float, default=600, help="of training; what is left then is left out")
     parser.add_argument("--length", type=int, default=512, help="bytes of a sequence")
     parser.add_argument("--out", type=Path, default=RESULTS / "training", help="folder of the JSON file")
     args = parser.parse_args(argv)
     if not torch.cuda.is_available():
         print("benchmarks.train_small trains on a GPU, and there is none here", file=sys.stderr)
         return 2
-    options = [f"--{name}={getattr(args, name)}" for name in ("steps", "seeds", "batch", "length")]
+    options = [f"--{name}={getattr(args, name)}" for name in ("steps", "seeds", "batch", "length", "seconds")]
     if args.way:
-        print(json.dumps(train(args.way, SMALL, args.seeds, args.steps, args.batch, args.length, "cuda")))
+        sizes = SMALL, args.seeds, args.steps, args.batch, args.length
+        print(json.dumps(train(args.way, *sizes, "cuda", seconds=args.seconds)))
         return 0
     start = time.monotonic()
     command = [sys.executable, "-m", "benchmarks.train_small", *options]
     processes = {
         way: subprocess.Popen([*command, "--way", way], cwd=ROOT, stdout=subprocess.PIPE, text=True) for way in WAYS
     }
-    losses = {}
+    losses: dict[str, list[list[float]]] = {}
     for way, process in processes.items():
         output, _ = process.communicate()
         if process.returncode:

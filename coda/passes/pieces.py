@@ -53,7 +53,8 @@ def _fail(message: str, node: Node, hint: str | None = None) -> CodaError:
 
 
 def _pieces(program: Program, axis: Axis) -> tuple[Piece, ...]:
-    """The pieces in order, from the parts that are read and those that are joined; what nobody names is one, too."""
+    """The pieces in order, from the parts that are read and those that are joined; what nobody names is one, too. They
+    are all of the axis, or all of it that is read: the last token of T is a part, wherever T ends."""
     found: dict[Piece, Node] = {}
     for node in program.nodes():
         if node.op == "part" and node.attr("axis") == axis.name:
@@ -67,8 +68,10 @@ def _pieces(program: Program, axis: Axis) -> tuple[Piece, ...]:
                 start += into.size
     ordered: list[Piece] = []
     at: Size = sympy.Integer(0)
-    while _is_positive(axis.size - at):
+    while True:
         piece = next((p for p in found if sympy.simplify(p.start - at) == 0 and p.into.size != 0), None)
+        if piece is None and not _is_positive(axis.size - at):
+            break
         if piece is None:
             later = [p.start for p in found if _is_positive(p.start - at)]
             end = min(later) if all(s.is_Integer for s in later) and later else axis.size
@@ -88,6 +91,8 @@ def _is_positive(size: Size) -> bool:
 class _Cutter:
     def __init__(self, axis: Axis, pieces: tuple[Piece, ...]):
         self.axis, self.pieces = axis, pieces
+        covered = sympy.Add(*(p.into.size for p in pieces))
+        self.is_whole = sympy.simplify(axis.size - covered) == 0
         self.done: dict[Node, Node] = {}
         self.cut: dict[tuple[Node, int], Node] = {}
 
@@ -104,9 +109,16 @@ class _Cutter:
         return self.done[node]
 
     def _joined(self, node: Node) -> Node:
-        pieces = [self.piece(node, i) for i in range(len(self.pieces))]
+        pieces = [self.piece(node, i) for i in self._all(node)]
         names = tuple(p.into.name for p in self.pieces)
         return build("concat", *pieces, axis=self.axis, parts=names, span=node.span)
+
+    def _all(self, node: Node) -> range:
+        """The pieces of a node that needs the whole axis."""
+        if not self.is_whole:
+            message = f"all of axis '{self.axis.name}' is needed, and a part of it that ends who knows where"
+            raise _fail(message, node, "give the part a size that is known")
+        return range(len(self.pieces))
 
     def _without_axis(self, node: Node) -> Node:
         """A node that lacks the axis itself, though its operands may have it."""
@@ -129,7 +141,8 @@ class _Cutter:
     def _reduced(self, node: Node, op: str) -> Node:
         """A reduction over the axis: of each piece, then of all."""
         results = []
-        for i, piece in enumerate(self.pieces):
+        for i in self._all(node):
+            piece = self.pieces[i]
             axes = tuple(piece.into.name if a == self.axis.name else a for a in node.attr("axes"))
             results.append(build(op, self.piece(node.args[0], i), axes=axes, span=node.span))
         total = results[0]

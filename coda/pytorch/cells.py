@@ -122,7 +122,7 @@ class Cells:
         if start % inner or stop % inner:
             raise Refusal(f"positions {start}..{stop} cut through groups of {inner}")
         first, count = start // inner, (stop - start) // inner
-        if rest and count == 1:
+        if count == 1:
             return Cut(outer, first, None, rest)
         size = sympy.Integer(count)
         into = Cell(f"{key}:{size}", size, outer.fixed, parent=outer, start=first)

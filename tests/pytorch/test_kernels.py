@@ -5,6 +5,8 @@ On tensors without data, so that layers have the sizes of real models. Nothing i
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -22,15 +24,16 @@ SLICED = ("gpt2",)  # dynamic=True makes the number of logits to keep a symbol: 
 NAMES = [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in PRODUCTS]
 
 
-def compile_for_gpu(name: str, sizes: Sizes, dtype: torch.dtype, dynamic: bool) -> None:
-    """Compile a model, two layers with no data, as for a device that has kernels."""
+def compile_for_gpu(name: str, sizes: Sizes, dtype: torch.dtype, dynamic: bool, **options: Any) -> None:
+    """Compile a model, two layers with no data, as for a device that has kernels; ``options`` are the model's."""
     with torch.device("meta"):
         model = zoo(sizes)[name]().to(dtype)
     for module in model.modules():
         if hasattr(module, "config"):
             module.config.use_cache = False  # whose first tensors are no fake ones
     given = {n: x.to("meta") for n, x in inputs(name, dtype, 2, 40).items()}
-    torch.compile(model, backend="coda", options={"inductor": False, "kernels": True}, dynamic=dynamic)(**given)
+    call = torch.compile(model, backend="coda", options={"inductor": False, "kernels": True}, dynamic=dynamic)
+    call(**given | options)
 
 
 def check(name: str, reports, sliced: int = 0) -> None:
@@ -60,3 +63,13 @@ def test_layers_as_wide_as_a_tile(name, reports):
     """Where a tile holds whole rows, in f16."""
     compile_for_gpu(name, NARROW, torch.float16, dynamic=name in DYNAMIC)
     check(name, reports, 1 if name in SLICED else 0)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_a_prefill_runs_no_interpreter(name, reports):
+    """Only the last token of each sequence has logits: the norm before the head reads one row of many."""
+    with torch.no_grad():
+        compile_for_gpu(name, LARGE, torch.bfloat16, dynamic=False, labels=None, logits_to_keep=1)
+    programs = [block(text, how).forward for r in reports for text, how in zip(r.texts, r.options, strict=True)]
+    assert sum(n.op == "part" and n.attr("start") == 39 for p in programs for n in p.nodes()) == 1
+    assert [s.reason for p in programs for s in steps(p, "copy")] == [None] * len(programs)

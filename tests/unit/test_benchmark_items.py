@@ -70,6 +70,7 @@ def test_training_compares_distances_from_f32():
              "num_key_value_heads": 1}  # fmt: skip
     f32, again, bf16 = (train_small.train(way, sizes, 2, 3, 2, 16, "cpu") for way in ("f32", "f32", "eager"))
     assert f32 == again != bf16
+    assert train_small.train("f32", sizes, 2, 3, 2, 16, "cpu", seconds=0) == f32[:1]
     result = train_small.compare({"f32": f32, "eager": bf16, "coda": bf16})
     assert result["ratio"] == 1.0 and 0 < result["mean"]["coda"] < 0.1
 

@@ -55,6 +55,20 @@ def test_table_of_a_model_has_a_line_for_each_item_and_the_best_of_each_peer():
     assert table.table(documents) == table.NOTHING
 
 
+def test_table_of_whole_models_has_a_line_for_each_way():
+    def step(phase: str, impl: str, ms: float) -> dict:
+        return {"phase": phase, "impl": impl, "model": "Llama", "layers": 2, "tokens": 64, "median_ms": ms,
+                "tokens_per_s": 64e3 / ms, "host_ms": 1.25, "peak_bytes": 3 << 29}  # fmt: skip
+
+    head = {"device": "GPU", "versions": {"torch": "2"}, "date": "2026-01-01"}
+    old = {**head, "rows": [step("training", "coda", 9.0)]}
+    new = {**head, "rows": [step("training", "coda", 8.0), step("prefill", "coda", 2.0), step("prefill", "eager", 4.0)]}
+    text = table.step_table([old, new])
+    assert "Llama of transformers, 2 layers, 64 tokens, on GPU" in text
+    assert "| coda | 8.0 | 8.0 | 1.2 | 1.50 | 2.0 | 32.0 | 1.2 | 1.50 |" in text
+    assert "| eager | - | - | - | - | 4.0 | 16.0 | 1.2 | 1.50 |" in text
+
+
 def test_readme_shows_what_the_result_files_say():
     assert table.main(["--check"]) == 0
 

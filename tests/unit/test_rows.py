@@ -70,6 +70,8 @@ SPECIAL = {
     "r = mean(x, N) + max(y, K): f32 }",
     "concatenated": "program p(x: bf16[M, H, d], y: f32[M, P, d]) {\n"
     "return z = concat(x, 2 * y, G = H | P): bf16[M, (G d)] }",
+    "last_token": "program p(x: bf16[(B T), N], g: f32[N]) {\n dim one = 1\n"
+    "y = part(x * rsqrt(mean(x * x, N)) * g, T, 2, one)\n return y = y.one[0]: bf16[B, N] }",
     "kept_twice": "program p(x: f32[M, N]) { c = x - mean(x, N)\n v = mean(c * c, N)\n"
     "return y = c * rsqrt(v): f32, k = mean(c * c * c * c, N) / (v * v): f32 }",
 }
@@ -251,6 +253,10 @@ def test_a_map_is_a_row_kernel_without_reductions() -> None:
         ("program p(x: f32[M, N]) { return x - mean(x, M): f32 }", "a second kernel"),
         ("program p(x: i64[M, N]) { return sum(x, N): i64 }", "a reduction of integers"),
         ("program p(x: f32[M, N]) { return partial(sum(x, N)): f32 }", "finishes its reductions"),
+        (
+            "program p(x: f32[T, N]) { dim one = 1\n y = 2 * x\n return y: f32, z = part(y, T, 2, one): f32 }",
+            "who knows",
+        ),
         ("program p(t: f32[P], i: i32[M, D]) { return t[i]: f32 }", "a position of its own for each column"),
     ],
 )

@@ -9,6 +9,7 @@ import sympy
 import torch
 from torch import fx
 
+from coda.ir import Axis, Node
 from coda.pytorch.aten.table import register
 from coda.pytorch.cells import Cell, Dims, Group, ratio
 from coda.pytorch.refusal import Refusal
@@ -171,11 +172,19 @@ def cut(t: Translator, value: Value, dim: int, key: str, start: int, stop: int) 
     dims = (*value.dims[:dim], t.cells.resolve(piece.group), *value.dims[dim + 1 :])
     if value.node is None:
         return Value(dims)
-    name = t.axis(piece.cell).name
+    axis = t.axis(piece.cell)
     if piece.into is None:
-        return Value(dims, t.emit("slice", value.node, axis=name, index=piece.first))
+        return Value(dims, position(t, value.node, axis, piece.first))
     (into,) = t.axes_of((piece.into,))
-    return Value(dims, t.emit("part", value.node, axis=name, start=sympy.Integer(piece.first), into=into))
+    return Value(dims, t.emit("part", value.node, axis=axis.name, start=sympy.Integer(piece.first), into=into))
+
+
+def position(t: Translator, node: Node | None, axis: Axis, index: int) -> Node | None:
+    """One position of an axis. The program knows of rows no size: it is that of a part of one."""
+    if axis.static is None:
+        one = Axis.of(t.fresh("one"), 1)
+        node, axis, index = t.emit("part", node, axis=axis.name, start=sympy.Integer(index), into=one), one, 0
+    return t.emit("slice", node, axis=axis.name, index=index)
 
 
 @register("cut", "split", "split_with_sizes", "chunk", "unsafe_split")
