@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from coda.errors import CodaError, Diagnostic
-from coda.ir import Axis, Dim, Node, Output, Program, Size, topological
+from coda.ir import Axis, Dim, Node, Output, Program, Size, replaced, topological
 from coda.ops import build
 from coda.target.plan import FLOATS, STORED, Block, Heads, Operand, Piece, Segment, Space, Store, Walk, dtype_list
 
@@ -57,6 +57,23 @@ class Cut:
     head: int
     column: int
     lane: int | None = None
+
+
+def rows_as_tables(program: Program, rows: Dim, columns: Dim) -> Program:
+    """The program with operands over rows and the columns of a head, as cosines that are given for each token, read
+    like tables: ``cos: f32[M, f]`` at ``index(M)``, and ``cos: f32[T, f]`` at ``index(T)`` where rows are ``(B T)``."""
+    nodes = program.nodes()
+    below = set(topological(a for n in nodes if n.op == "dot" for a in n.args))
+    inner = columns[1].name if len(columns) > 1 else columns[0].name
+    wide = {inner, *(n.attr("into").name for n in nodes if n.op == "part" and n.attr("axis") == inner)}
+    tables = {}
+    for node in nodes:
+        axes = node.type.axes
+        alone = node.op == "input" and len(node.type.dims) == len(axes) == 2 and node not in below
+        if alone and axes[0] in rows and axes[1].name in wide and not program.param(node.attr("name")).optional:
+            position = build("index", axis=axes[0], span=node.span)
+            tables[node] = build("gather", node, position, axis=axes[0].name, span=node.span)
+    return replaced(program, tables)
 
 
 class HeadLowering:
@@ -320,7 +337,7 @@ class HeadLowering:
         space = self.space(leaf)
         if space is Space.TILE:
             raise fail(f"operand '{param.name}' varies over rows and columns; a head-wise epilogue reads rows, heads, "
-                       "columns and gathered tables", leaf)  # fmt: skip
+                       "columns, and tables [rows, columns]", leaf)  # fmt: skip
         return Operand(param.name, space, param.type.dtype, identity=identity, walk=walk)
 
     def space(self, node: Node) -> Space:

@@ -23,7 +23,7 @@ from coda.passes.lane_heads import lanes_as_heads
 from coda.passes.lanes import lane_axes, unroll_lanes
 from coda.passes.parts import push_parts
 from coda.passes.placed_random import placed_random
-from coda.target.heads import HeadLowering, is_head_wise, pair_axis
+from coda.target.heads import HeadLowering, is_head_wise, pair_axis, rows_as_tables
 from coda.target.plan import (
     FLOATS,
     STORED,
@@ -75,7 +75,7 @@ class _Lowering:
             plain = "product with two lanes" if len(self.products) == 2 else "sum of products"
             what = "batched product" if self.batch else plain
             raise _fail(f"a head-wise epilogue of a {what} is lowered in a later release", self.products[0])
-        self.program = push_parts(self.program)
+        self.program = rows_as_tables(push_parts(self.program), self.rows, self.columns)
         (dot,) = (n for n in self.program.nodes() if n.op == "dot")
         return HeadLowering(self.program, dot, self.rows, self.columns)
 
@@ -212,17 +212,16 @@ class _Lowering:
     def _head_plan(self, lowering: HeadLowering) -> Plan:
         self._check_heads(lowering)
         heads = lowering.heads()
+        results = [o.value for o in self.program.outputs]
+        positions = [n.args[1] for n in topological(results) if n.op == "gather"]  # which a walk does not look into
+        nodes = lowering.walk([*results, *positions])
         found = {}
-        for output in self.program.outputs:
-            for leaf in filter(lowering.is_leaf, lowering.walk([output.value])):
-                operand = lowering.operand(leaf)
-                if (param := self.program.param(operand.arg)).type.partial:
-                    operand = replace(operand, walk=Walk(row=1, column=0), partial=self._finished_kind(param))
-                found[operand.arg, operand.identity] = operand
-                for index in [n for n in topological([leaf]) if n.op == "gather"]:
-                    position = lowering.operand(index.args[1])
-                    found[position.arg, position.identity] = position
-        sizes = size_operands(lowering.walk([o.value for o in self.program.outputs]), groups=(self.rows,))
+        for leaf in filter(lowering.is_leaf, nodes):
+            operand = lowering.operand(leaf)
+            if (param := self.program.param(operand.arg)).type.partial:
+                operand = replace(operand, walk=Walk(row=1, column=0), partial=self._finished_kind(param))
+            found[operand.arg, operand.identity] = operand
+        sizes = size_operands(nodes, groups=(self.rows,))
         operands = (*found.values(), *sizes)
         return self._plan_of(operands=operands, stores=tuple(lowering.stores), finishings=(), heads=heads)
 

@@ -71,6 +71,27 @@ def test_a_position_outside_the_table_gives_nan_and_reads_nothing() -> None:
     assert not v.isnan().any()
 
 
+OF_TOKENS = """
+program of_tokens(h: bf16[(B T), D], w: bf16[(H d=64), D], cos: f32[T, f=32], sin: bf16[T, f]) {
+    return q = rope_half(h @ w.T, cos, sin): bf16[B, H, T, d]
+}
+"""
+
+
+@pytest.mark.parametrize("tile", ["128x128", "128x192"])
+def test_tables_of_tokens_need_no_positions(tile: str) -> None:
+    program = coda.parse(OF_TOKENS).programs["of_tokens"]
+    for b, t in ((1, 300), (3, 43)):
+        sizes = {"B": b, "T": t, "D": 72, "H": 3}
+        call = coda.compile(program, tile=tile, fallback="strict", B=b, T=t)
+        warm_or_skip(call)
+        inputs, out = random_inputs(program, sizes, b, "cuda"), poisoned_outputs(program, sizes, "cuda")
+        call(**inputs, out=out)
+        assert call.last_route.kind == "kernel"
+        result = compare(program, inputs, out, dims=sizes)
+        assert result.ok, f"{tile} {sizes}\n{result}"
+
+
 JOINED = """
 program joined(h: bf16[M, D], r: f32[M], wq: bf16[(HQ d=64), D], wk: bf16[(HK d), D], wv: bf16[(HK d), D], qg: f32[d],
                const HQ, const HK, eps: f32 = 1e-6) {

@@ -130,6 +130,15 @@ FINISHED = """program finished(h: bf16[(B T), D], stats: partial[sum, D] f32[(B 
                 eps: f32 = 1e-6) {
     return q = rsqrt(finish(stats) / size(D) + eps) * (h @ w.T): bf16[B, H, T, d]
 }"""
+OF_ROWS = """program of_rows(h: bf16[M, D], w: bf16[(G d=48), D], cos: f32[M, f=16], sin: bf16[M, f], y: bf16[M, d],
+                r: f32[M], const HQ = 3, const HK = 2) {
+    dim G = HQ + HK
+    q, k = split(r * (h @ w.T), G = HQ | HK)
+    return q = rope_half(q, cos, sin): f32[M, HQ, d], k = k + y: bf16[M, HK, d]
+}"""
+OF_TOKENS = """program of_tokens(h: bf16[(B T), D], w: bf16[(H f=24 p=2), D], cos: f32[T, f], sin: f32[T, f]) {
+    return q = rope_interleaved(h @ w.T, cos, sin): bf16[B, H, T, (f p)]
+}"""
 MADE = {
     text.split()[1].split("(")[0]: text
     for text in (
@@ -142,6 +151,8 @@ MADE = {
         DROPPED_PAIRS,
         DROPPED_ROWS,
         FINISHED,
+        OF_ROWS,
+        OF_TOKENS,
     )
 }
 SIZES = {"G": 3, "B": 2, "T": 9, "P": 7, "D": 16, "M": 19, "H": 2}
@@ -181,7 +192,7 @@ def test_operands_lie_anywhere(name: str, layout: str, compiled: dict[str, HostH
     """A3, A5: vectors at any stride and offset; tables, whose rows are read in pairs, where their rows are rows."""
     p = PROGRAMS[name]
     sizes = {a.name: SIZES[a.name] for a in p.free_axes}
-    tables = {n.args[0].attr("name") for n in p.nodes() if n.op == "gather"}
+    tables = {o.arg for o in compiled[name].plan.operands if o.gathered}
     inputs = {
         key: laid_out(x, layout) if isinstance(x, Tensor) and (key not in tables or layout != "transposed") else x
         for key, x in random_inputs(p, sizes, 1, "cpu").items()

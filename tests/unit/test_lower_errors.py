@@ -227,8 +227,8 @@ REFUSALS = {
     ),
     "tile_operand_by_heads": (
         "x: bf16[M, K], w: bf16[(H d=64), K], r: bf16[M, (H d)]) {\n return sum(x @ w.T + r, d): f32",
-        (1, 48), "operand 'r' varies over rows and columns; a head-wise epilogue reads rows, heads, columns and "
-        "gathered tables", None,
+        (1, 48), "operand 'r' varies over rows and columns; a head-wise epilogue reads rows, heads, columns, "
+        "and tables [rows, columns]", None,
     ),
 }  # fmt: skip
 

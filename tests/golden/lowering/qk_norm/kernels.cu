@@ -16,9 +16,9 @@ struct Body {
   CODA_FN static Row row(coda::Operand const* in, Uniform const& u, int m, int rows) {
     Row r{};
     r.r0 = coda::load_row<float>(in[0], m, rows);
-    r.r1 = coda::load_row<int32_t>(in[4], m, rows);
+    r.r1 = coda::load_row<int32_t>(in[6], m, rows);
     r.r2 = coda::gathered_row<float>(in[3], r.r1);
-    r.r3 = coda::gathered_row<float>(in[5], r.r1);
+    r.r3 = coda::gathered_row<float>(in[4], r.r1);
     return r;
   }
   struct Segment0 {
@@ -194,7 +194,7 @@ struct Visitor : Body {
   template <class F> CUTLASS_DEVICE static void dispatch(int head, int heads, F const& f) {
     if (head < heads && ((head >= 0 && head < 32) || (head >= 32 && head < 40))) {
       using Where = typename Body::Segment0::Where;
-      return f(typename Body::Segment0{}, head < 32 ? Where{2, 0} : Where{6, 1}, head - (head < 32 ? 0 : 32));
+      return f(typename Body::Segment0{}, head < 32 ? Where{2, 0} : Where{5, 1}, head - (head < 32 ? 0 : 32));
     }
     if (head < heads && ((head >= 40 && head < 48))) {
       using Where = typename Body::Segment2::Where;

@@ -14,9 +14,9 @@ struct Body {
   }
   CODA_FN static Row row(coda::Operand const* in, Uniform const& u, int m, int rows) {
     Row r{};
-    r.r0 = coda::load_row<int32_t>(in[2], m, rows);
+    r.r0 = coda::load_row<int32_t>(in[3], m, rows);
     r.r1 = coda::gathered_row<float>(in[1], r.r0);
-    r.r2 = coda::gathered_row<float>(in[3], r.r0);
+    r.r2 = coda::gathered_row<float>(in[2], r.r0);
     return r;
   }
   struct Segment0 {

@@ -15,9 +15,9 @@ struct Body {
   CODA_FN static Row row(coda::Operand const* in, Uniform const& u, int m, int rows) {
     Row r{};
     r.r0 = coda::load_row<float>(in[0], m, rows);
-    r.r1 = coda::load_row<int32_t>(in[2], m, rows);
+    r.r1 = coda::load_row<int32_t>(in[3], m, rows);
     r.r2 = coda::gathered_row<float>(in[1], r.r1);
-    r.r3 = coda::gathered_row<float>(in[3], r.r1);
+    r.r3 = coda::gathered_row<float>(in[2], r.r1);
     return r;
   }
   struct Segment0 {
