@@ -17,10 +17,14 @@ def number(value: float) -> Node:
     return build("const", value=value, dtype=F32)
 
 
+def position(axes: Dim) -> Node:
+    """The position along axes that one loop may count."""
+    return build("index", axis=axes[0]) if len(axes) == 1 else build("position", axes=axes)
+
+
 def zeros(*axes: Axis) -> Node:
     """0 at each position of axes that one loop may count."""
-    position = build("index", axis=axes[0]) if len(axes) == 1 else build("position", axes=axes)
-    return build("mul", number(0.0), position)
+    return build("mul", number(0.0), position(axes))
 
 
 def expand(value: Node, dims: Sequence[Dim]) -> Node:

@@ -11,6 +11,7 @@ import sympy
 from coda.dtypes import I64
 from coda.ir import Dim, Node, Program, dim_size, rewrite
 from coda.ops import build
+from coda.passes.axes import position
 
 
 def placed_random(program: Program, groups: Collection[Dim] | None = None) -> Program:
@@ -36,14 +37,14 @@ def _cut_axes(node: Node) -> tuple[str, ...]:
 def _placed(rand: Node, key: Sequence[Node], groups: Collection[Dim]) -> Node:
     """A random number from its linear position over its axes: a sum, of which each term varies over one loop."""
     runs = list(_runs(rand.attr("axes"), groups))
-    position = build("const", value=0, dtype=I64)
+    at = build("const", value=0, dtype=I64)
     for i, run in enumerate(runs):
-        term = build("index", axis=run[0]) if len(run) == 1 else build("position", axes=run)
+        term = position(run)
         if i + 1 < len(runs):
             step = sympy.Mul(*(dim_size(later) for later in runs[i + 1 :]))
             term = build("mul", term, build("size", expr=step))
-        position = term if i == 0 else build("add", position, term)
-    return build("rand_at", *key, position, span=rand.span)
+        at = term if i == 0 else build("add", at, term)
+    return build("rand_at", *key, at, span=rand.span)
 
 
 def _runs(axes: Dim, groups: Collection[Dim]) -> Iterator[Dim]:

@@ -8,7 +8,7 @@ kernels of an artifact run in chunks of that axis (``coda/passes/chunk.py``), if
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import cache, partial
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -91,13 +91,13 @@ def steps(program: Program, layout: str, chunk: str | None = None, tune: bool = 
 @cache
 def _steps(program: Program, layout: str, chunk: str | None, tune: bool) -> tuple[Step, ...]:
     for axis in dict.fromkeys((chunk, None)):
-        if (reason := _refusal(partial(lower_along, program, axis))) is None:
+        if (reason := _refusal(lower_along, program, axis)) is None:
             return (Step(program, layout, None, axis, tune),)
     try:
         parts = joined_finishes(partition(program, MERGED).kernels)
     except CodaError:
         return (Step(program, layout, reason),)
-    return tuple(Step(part, layout, _refusal(partial(_as_kernel, part)), tune=tune) for part in parts)
+    return tuple(Step(part, layout, _refusal(_as_kernel, part), tune=tune) for part in parts)
 
 
 def unlowered_product(program: Program, layout: str) -> str | None:
@@ -112,10 +112,10 @@ def _as_kernel(program: Program) -> None:
     checks(lower_kernel(program))
 
 
-def _refusal(lower: Callable[[], object]) -> str | None:
+def _refusal(lower: Callable[..., object], *args: object) -> str | None:
     """Why a program is not lowered, as a sentence; None if it is."""
     try:
-        lower()
+        lower(*args)
     except CodaError as error:
         return error.diagnostics[0].message
     return None

@@ -64,7 +64,7 @@ def rows_as_tables(program: Program, rows: Dim, columns: Dim) -> Program:
     like tables: ``cos: f32[M, f]`` at ``index(M)``, and ``cos: f32[T, f]`` at ``index(T)`` where rows are ``(B T)``."""
     nodes = program.nodes()
     below = set(topological(a for n in nodes if n.op == "dot" for a in n.args))
-    inner = columns[1].name if len(columns) > 1 else columns[0].name
+    inner = columns[:2][-1].name  # of a single axis HeadLowering says what is wrong
     wide = {inner, *(n.attr("into").name for n in nodes if n.op == "part" and n.attr("axis") == inner)}
     tables = {}
     for node in nodes:

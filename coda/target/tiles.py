@@ -9,7 +9,7 @@ from dataclasses import replace
 import sympy
 
 from coda.errors import CodaError
-from coda.ir import Dim, dim_size
+from coda.ir import Dim, Size, dim_size
 from coda.target.legality import DESIGN_SMS, legal_tile
 from coda.target.plan import ORDERS, TILES, Plan, Tile, Variant
 
@@ -91,17 +91,21 @@ def _dims(plan: Plan) -> tuple[Dim, Dim, Dim]:
 
 def _sizes(plan: Plan, dims: Mapping[str, int] | None) -> tuple[int, ...] | None:
     """The sizes of batch (1 where there is none), rows and columns, if all are known."""
-    sizes = [sympy.sympify(dim_size(dim)) for dim in _dims(plan)]
-    known = [size.subs({s: (dims or {}).get(s.name, s) for s in size.free_symbols}) for size in sizes]
+    known = [_at(dim_size(dim), dims) for dim in _dims(plan)]
     return tuple(map(int, known)) if all(size.is_Integer for size in known) else None
 
 
 def _contracted(plan: Plan, dims: Mapping[str, int] | None) -> int:
     """How far a tile is contracted; 0 where that is not known."""
     terms = plan.terms[:1] if plan.joined else plan.terms
-    total = sympy.Add(*(dim_size(term.contraction) for term in terms))
-    total = total.subs({s: (dims or {}).get(s.name, s) for s in total.free_symbols})
+    total = _at(sympy.Add(*(dim_size(term.contraction) for term in terms)), dims)
     return int(total) if total.is_Integer else 0
+
+
+def _at(size: Size, dims: Mapping[str, int] | None) -> sympy.Expr:
+    """A size, with the numbers that are known."""
+    expression = sympy.sympify(size)
+    return expression.subs({s: (dims or {}).get(s.name, s) for s in expression.free_symbols})
 
 
 def parse_tile(text: str) -> Tile:
