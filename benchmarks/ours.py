@@ -76,11 +76,12 @@ def offer_ready(item: Item, model: Model, rows: int, folder: Path) -> Iterator[R
     """The kernels of an item at each tile that was built for all of them, checked."""
     programs = kernels(model)[item.name]
     tiles = [{p.name.split(".")[1] for p in folder.glob(f"{model.name}/{k.name}.*.so")} for k in programs]
+    operands = [[inputs_of(k, model, rows, seed) for seed in range(sets(item, model, rows))] for k in programs]
     for tile in sorted(set.intersection(*tiles)):
         try:
             built = [load(file(folder, model, k, tile)) for k in programs]
             worst = max(check(a, model, min(rows, CHECKED_ROWS)) for a in built)
-            calls = [call_of(a, model, rows, sets(item, model, rows)) for a in built]
+            calls = [call_of(a, known(a.program, model, rows), x) for a, x in zip(built, operands, strict=True)]
             yield Ready("coda", tile, _each(calls), worst)
         except (NotTimed, CodaError, RuntimeError) as error:
             yield LeftOut("coda", tile, str(error))
@@ -122,10 +123,9 @@ def check(artifact: Artifact, model: Model, rows: int) -> float:
     return max(o.error for o in result.outputs)
 
 
-def call_of(artifact: Artifact, model: Model, rows: int, count: int) -> Callable[[], object]:
-    """A call by the artifact's own entry point, which takes the next of ``count`` operand sets each time."""
-    inputs = [inputs_of(artifact.program, model, rows, seed) for seed in range(count)]
-    allocate = outputs_of(artifact, inputs[0], known(artifact.program, model, rows))
+def call_of(artifact: Artifact, dims: Mapping[str, int], inputs: Sequence[Mapping[str, Any]]) -> Callable[[], object]:
+    """A call by the artifact's own entry point, which takes the next of these operand sets each time."""
+    allocate = outputs_of(artifact, inputs[0], dims)
     return rotating(lambda *values: artifact.run([*values, *allocate()]), [list(x.values()) for x in inputs])
 
 
