@@ -6,7 +6,7 @@ torch.compile and the peers, in one run.
 
 Implementations that cannot share a process run in several, which take turns on the GPU: in each round every process
 times its candidates and cuBLAS once, and a ratio is that of a candidate to cuBLAS of the same process and round. Where
-an implementation has several tiles, the first rounds choose one for the others.
+an implementation has several tiles, the better half of them goes on after every few rounds, until one is left.
 """
 
 from __future__ import annotations
@@ -141,8 +141,8 @@ def prepare(process: Process, args: argparse.Namespace) -> dict[str, list]:
 def take_turns(
     item: str, model: str, ready: Sequence[tuple[Process, list]], args: argparse.Namespace, seconds: float
 ) -> list[Row]:
-    """Rounds of all processes, in a new order each time: the first to warm up, then some of every tile, then more of
-    the best of each implementation."""
+    """Rounds of all processes, in a new order each time: the first to warm up, then some of every tile, then some of the
+    better half of each implementation's, and so on."""
     chosen = {process.name: list(range(len(offered))) for process, offered in ready}
     times: dict[str, list[dict[int, float]]] = {process.name: [] for process, _ in ready}
     order, end, done = list(ready), time.monotonic() + seconds, 0
@@ -154,8 +154,8 @@ def take_turns(
             answer = process.ask("round", model=model, item=item, only=only)
             times[process.name].append(dict(zip(only, answer["times"], strict=True)))
         done += 1
-        if done == MIN_ROUNDS + 1:
-            chosen = {p.name: best_of_each(offered, times[p.name][1:]) for p, offered in ready}
+        if done > 1 and (done - 1) % MIN_ROUNDS == 0:
+            chosen = {p.name: better_half(offered, chosen[p.name], times[p.name][1:]) for p, offered in ready}
     m, n, k = ITEMS[item].product(MODELS[model], args.rows)
     rows = []
     for process, offered in ready:
@@ -168,13 +168,14 @@ def take_turns(
     return rows
 
 
-def best_of_each(offered: Sequence, laps: Sequence[dict[int, float]]) -> list[int]:
-    """The candidates to go on with: cuBLAS, the first, and of each implementation the fastest."""
-    best: dict[str, tuple[float, int]] = {}
-    for index, (impl, _, _) in enumerate(offered):
-        typical = statistics.median(lap[index] / lap[0] for lap in laps)
-        best[impl] = min(best.get(impl, (typical, index)), (typical, index))
-    return sorted(index for _, index in best.values())
+def better_half(offered: Sequence, chosen: Sequence[int], laps: Sequence[dict[int, float]]) -> list[int]:
+    """The candidates to go on with, of those chosen so far: of each implementation the faster half; cuBLAS, the first."""
+    found: list[int] = []
+    for impl in dict.fromkeys(offered[index][0] for index in chosen):
+        of_impl = [index for index in chosen if offered[index][0] == impl]
+        of_impl.sort(key=lambda i: statistics.median(lap[i] / lap[0] for lap in laps if i in lap))
+        found += of_impl[: (len(of_impl) + 1) // 2]
+    return sorted(found)
 
 
 def show(item: str, rows: list[Row]) -> None:

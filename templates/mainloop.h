@@ -8,6 +8,8 @@
 //              the up weight, wherever those lie in memory, so a thread's neighbouring accumulators are partners and
 //              no weight is ever re-packed.
 //   side by side  The columns of q, k and v come from three weights: each tile reads the one it lies in.
+//   strips     A tile holds strips of heads: runs of columns that lie half a head apart, each a box of its own, which
+//              may come from a weight of its own.
 //   a sum      The terms of x @ v.T + y @ w.T follow each other along K: the descriptors switch where a term ends, at
 //              a tile of K that TMA fills up with zeros.
 //   batches    The batch is the last coordinate of A and B.
@@ -36,6 +38,8 @@ struct Mainloop : Base {
   static constexpr int kClusterM = cute::size<0>(ClusterShape{}), kClusterN = cute::size<1>(ClusterShape{});
   static_assert(kTileK * sizeof(ElementA) == 128, "a stage is one 128-byte swizzle atom wide");
   static_assert(kLanes == 1 || Visitor::kMajorB == Major::K, "lanes are interleaved in groups of eight rows");
+  static constexpr int kRuns = Visitor::kRun > 0 ? kTileN / Visitor::kRun / kClusterM : 0;  // of strips, in a share of B
+  static_assert(kRuns * Visitor::kRun * kClusterM == (kRuns > 0 ? kTileN : 0), "blocks of a cluster share whole runs");
 
   struct Arguments {};
   struct Params {
@@ -88,10 +92,11 @@ struct Mainloop : Base {
     Launch const& launch = launch_of(*p.group, tile_row);
     int const row_a = tile_row * kTileM;
     int row_b = int(cute::get<1>(coord)) * kTileN, first_term = 0, end_term = Launch::kTerms;
-    if constexpr (Visitor::kJoined) {
-      CUTLASS_PRAGMA_UNROLL
-      for (int term = 1; term < Launch::kTerms; ++term)
-        if (row_b >= Visitor::first_column(term)) first_term = term;
+    Runs runs;
+    if constexpr (kRuns > 0) {
+      runs.place(launch, row_b + cm * kRuns * Visitor::kRun), end_term = 1;
+    } else if constexpr (Visitor::kJoined) {
+      first_term = term_of(row_b);
       row_b -= Visitor::first_column(first_term), end_term = first_term + 1;
     }
     uint16_t mask_a = 0, mask_b = 0;  // blocks with the same tile row; with the same tile column
@@ -110,8 +115,9 @@ struct Mainloop : Base {
           uint64_t* barrier = reinterpret_cast<uint64_t*>(pipeline.producer_get_barrier(state));
           copy_tile<Visitor::kMajorA, 1, kTileM, kClusterN>(&launch.a[term], barrier, mask_a,
                                                             smem.smem_A.data() + state.index() * kTileM * kTileK, row_a, k, cn, batch...);
-          copy_tile<Visitor::kMajorB, kLanes, kTileN, kClusterM>(&launch.b[term], barrier, mask_b,
-                                                                 smem.smem_B.data() + state.index() * kTileN * kTileK, row_b, k, cm, batch...);
+          ElementA* const to_b = smem.smem_B.data() + state.index() * kTileN * kTileK;
+          if constexpr (kRuns > 0) runs.copy(barrier, mask_b, to_b + cm * kRuns * Visitor::kRun * kTileK, k);
+          else copy_tile<Visitor::kMajorB, kLanes, kTileN, kClusterM>(&launch.b[term], barrier, mask_b, to_b, row_b, k, cm, batch...);
         }
       }
     };
@@ -130,6 +136,40 @@ struct Mainloop : Base {
   static constexpr int kBlock = 64;  // rows of M or N in a box of an MN-major operand
 
   CUTLASS_DEVICE static int tiles(int size, int tile) { return (size + tile - 1) / tile; }
+
+  // Of terms that lie side by side, the one that a column belongs to.
+  CUTLASS_DEVICE static int term_of(int column) {
+    int found = 0;
+    CUTLASS_PRAGMA_UNROLL
+    for (int term = 1; term < Launch::kTerms; ++term)
+      if (column >= Visitor::first_column(term)) found = term;
+    return found;
+  }
+
+  // The runs of this block's share of B. A head of kHeadColumns is kParts parts, of which a strip has a run each.
+  struct Runs {
+    CUtensorMap const* maps[kRuns > 0 ? kRuns : 1];
+    int rows[kRuns > 0 ? kRuns : 1];
+
+    // The share begins at this column of the tiles.
+    CUTLASS_DEVICE void place(Launch const& launch, int first) {
+      constexpr int kRun = Visitor::kRun, kParts = Visitor::kParts, kHeadColumns = Visitor::kHeadColumns;
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < kRuns; ++i) {
+        int const run = first / kRun + i, strip = run / kParts, strips = kHeadColumns / (kRun * kParts);
+        int const row = strip / strips * kHeadColumns + run % kParts * (kHeadColumns / kParts) + strip % strips * kRun;
+        int term = 0;
+        if constexpr (Visitor::kJoined) term = term_of(row);
+        maps[i] = &launch.b[term], rows[i] = row;
+        if constexpr (Visitor::kJoined) rows[i] -= Visitor::first_column(term);
+      }
+    }
+    CUTLASS_DEVICE void copy(uint64_t* barrier, uint16_t mask, ElementA* to, int k) const {
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < kRuns; ++i)
+        Mainloop::copy<kClusterM>(maps[i], barrier, mask, to + i * Visitor::kRun * kTileK, k, rows[i]);
+    }
+  };
 
   // This block's part of kRows x kTileK of A or B. Of the kSharers blocks of a cluster that need the same rows each
   // fetches a share, number `share`, and multicasts it to all: rows of a K-major operand, every kSharers-th block of

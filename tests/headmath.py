@@ -1,8 +1,8 @@
 """Head-wise epilogues, run by the host compiler: generated segments with their stores, in the 32 threads of a warp.
 
 A ``HostHeads`` takes a program's operands and returns its outputs as ``coda.runtime.reference.evaluate`` does: tensors
-are bound as the launcher binds them, and each band of 16 rows visits every head of the product, whose accumulators the
-interpreter has computed.
+are bound as the launcher binds them, and each band of 16 rows visits every head of the product, or every strip of one,
+whose accumulators the interpreter has computed.
 """
 
 from __future__ import annotations
@@ -49,10 +49,11 @@ namespace {plan.name} {{
 {emit.body(plan)}
 struct Launch {{ coda::Operand const* operands; coda::Output const* outputs; int m; }};
 {dispatch}
+{_column(plan)}
 template <class Segment>
 void visit(typename Segment::Where const& w, Launch const& p, Body::Uniform const& u,
            std::vector<Body::Row> const& rows, float const* acc, int head, int g, int row, int width) {{
-  constexpr int kHead = {plan.heads.dim};
+  constexpr int kHead = {plan.heads.unit};
   alignas(16) char slot[Segment::kSlotBytes + 16];
   for (int pair = 0; pair < kHead / 2; ++pair) Segment::stage(w, slot, p.operands, u, g, pair);
   run_warp([&](int lane) {{
@@ -60,7 +61,7 @@ void visit(typename Segment::Where const& w, Launch const& p, Body::Uniform cons
     float mine[kHead / 2];
     for (int i = 0; i < kHead / 2; ++i) {{
       int const m = first + 8 * (i >> 1 & 1), n = head * kHead + 8 * (i >> 2) + 2 * q + (i & 1);
-      mine[i] = m < p.m ? acc[int64_t(m) * width + n] : 0.0f;
+      mine[i] = m < p.m ? acc[int64_t(m) * width + column(n)] : 0.0f;
     }}
     Body::Row const pair[2] = {{rows[first], rows[first + 8]}};
     Segment::visit(w, coda::HeadView{{mine}}, p, u, pair, slot, g, first, q);
@@ -70,7 +71,7 @@ void visit(typename Segment::Where const& w, Launch const& p, Body::Uniform cons
 extern "C" void {plan.name}_run(coda::Operand const* in, coda::Output const* out, float const* acc, int m, int width) {{
   using namespace {plan.name};
   Launch const p{{in, out, m}};
-  int const heads = width / {plan.heads.dim};
+  int const heads = width / {plan.heads.unit};
   auto const u = Body::uniform(in, m, width);
   std::vector<Body::Row> rows;
   for (int row = 0; row < (m + 15) / 16 * 16; ++row) rows.push_back(Body::row(in, u, row, m));
@@ -81,6 +82,18 @@ extern "C" void {plan.name}_run(coda::Operand const* in, coda::Output const* out
       }});
 }}
 """
+
+
+def _column(plan: Plan) -> str:
+    """The column of the product that column ``n`` of the tiles is: as Runs in templates/mainloop.h."""
+    assert plan.heads is not None
+    if (strip := plan.heads.strip) is None:
+        return "inline int column(int n) { return n; }"
+    return f"""inline int column(int n) {{
+  int const run = n / {strip.run}, part = run % {strip.parts}, strip = run / {strip.parts};
+  int const head = strip / {plan.heads.strips}, first = strip % {plan.heads.strips} * {strip.run};
+  return head * {plan.heads.dim} + part * {plan.heads.dim // strip.parts} + first + n % {strip.run};
+}}"""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from coda.target.rowplan import RowPlan
 from coda.target.schedule import Assembly, Kernel, Loop, Schedule
 from coda.version import __version__
 
-FORMAT = 2  # of this JSON
+FORMAT = 3  # of this JSON
 
 ROUNDING = (
     "Products multiply storage types and accumulate in f32 on tensor cores. Arithmetic between casts is f32. A cast, "
@@ -140,6 +140,7 @@ def _variant(variant: Variant) -> dict[str, Any]:
         "tile_m": tile.m,
         "tile_n": tile.n,
         "tile_k": tile.k,
+        "cost": tile.cost,
         "schedule": tile.schedule,
         "cluster": [tile.cluster_m, tile.cluster_n],
         "swizzle": tile.swizzle,

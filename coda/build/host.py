@@ -208,6 +208,7 @@ def _gemm_tables(context: Tables, plan: Plan, variants: Sequence[Variant]) -> li
         f"{_major(plan.a_major)}, {_major(plan.b_major)}, {plan.lanes}, {_lanes(plan.b_lanes)}",
         reference("operands", plan.operands),
         "CODA_TABLE(variants)",
+        str(plan.heads.strip.run if plan.heads and plan.heads.strip else 0),
         *([f"true, {context.extent(dim_size(plan.batch))}"] if plan.batch else []),
     ]
     return [
@@ -327,7 +328,7 @@ def _finishing(context: Tables, plan: Kernel, finishing: Finishing) -> str:
 def _variant(context: Tables, v: Variant) -> str:
     tile = v.tile
     order = (tile.swizzle, int(tile.along == "n"))
-    numbers = (context.kernel(v.symbol), tile.m, tile.n, v.columns, tile.slab_rows, v.chunk, *order)
+    numbers = (context.kernel(v.symbol), tile.m, tile.n, tile.cost, v.columns, tile.slab_rows, v.chunk, *order)
     return "{" + ", ".join(map(str, numbers)) + "}"
 
 

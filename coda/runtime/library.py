@@ -23,7 +23,7 @@ from coda.ir import Program
 from coda.runtime.dlpack import Frame, Value
 
 OK, REFUSED, CUDA_ERROR, WRONG_ARCH = range(4)
-FORMAT = 2  # of the description
+FORMAT = 3  # of the description
 BAND = 16  # rows of a partial of a column reduction
 
 
@@ -114,7 +114,7 @@ class Artifact:
 
         def cost(v: dict[str, Any]) -> int:
             tiles = -(-rows // v["tile_m"]) * -(-columns // v["columns"])
-            return -(-tiles // self._about["design_sms"]) * v["tile_m"] * v["tile_n"]
+            return -(-tiles // self._about["design_sms"]) * v["cost"]
 
         return min(kernel["variants"], key=cost)
 

@@ -313,7 +313,7 @@ def _first_columns(plan: Plan) -> list[str]:
 def _visitor(plan: Plan) -> str:
     tiles = streams(plan)
     lines = ["struct Visitor : Body {", *operand_traits(plan)]
-    lines += [f"  static constexpr int kLanes = {plan.lanes}, kHead = 0, kSlotBytes = 0;"]
+    lines += [f"  static constexpr int kLanes = {plan.lanes}, kHead = 0, kRun = 0, kSlotBytes = 0;"]
     width = sum(plan.operands[i].dtype.bytes for _, i, _ in tiles)
     lines += [f"  static constexpr int kBytesPerElement = {width};  // of all streams"]
     lines += [f"  using Streams = coda::Streams<{', '.join(_stream(plan, i, lane) for _, i, lane in tiles)}>;"]

@@ -15,7 +15,7 @@ from coda.ir import Dim, Node
 from coda.ops.reduce import REDUCTIONS
 from coda.target.emit import load_row, operand_traits, place_of, told_size
 from coda.target.heads import HeadLowering, fail
-from coda.target.plan import Block, Plan, Segment, counted_axes, is_run
+from coda.target.plan import Block, Plan, Segment, Strip, counted_axes, is_run
 from coda.target.scalars import Scope, cpp_type, is_packed, pack, unpack
 
 WHERE = "// where"  # stands for the struct of a segment that says where it reads and stores
@@ -59,12 +59,22 @@ class Shared:
         ints = " ".join(f"int {name};" for name in members)
         return text.replace(WHERE, f"struct Where {{ {ints} }};" if ints else "struct Where {};").split("\n")
 
-    def chosen(self, values: Sequence[str]) -> str:
-        """The value of the segment that ``head`` lies in, which is one of these."""
+    def chosen(self, values: Sequence[str], strips: int) -> str:
+        """The value of the segment that ``head`` lies in, which is one of these. ``head`` counts strips of heads."""
         *rest, result = values
         for segment, value in reversed(list(zip(self.segments, rest, strict=False))):
-            result = f"head < {segment.start + (segment.count or 0)} ? {value} : {result}"
+            result = f"head < {strips * (segment.start + (segment.count or 0))} ? {value} : {result}"
         return result
+
+
+@dataclass(frozen=True)
+class Run:
+    """Columns of a block: how many, where in the head they are, and where in the accumulators of what the tile holds of
+    it those of each lane begin."""
+
+    width: int
+    column: str
+    accumulators: tuple[int, ...]
 
 
 class HeadEmitter:
@@ -443,6 +453,7 @@ class HeadEmitter:
             "  CUTLASS_DEVICE static void visit(Where const& w, coda::HeadView const& v, Launch const& p, "
             "Uniform const& u,",
             "                                   Row const (&rows)[2], char const* slot, int g, int row, int q) {",
+            *(self._enter_strip(self.heads.strip) if self.heads.strip else []),
             "    Totals totals[2] = {identity(), identity()};",
             *(self._reducing_pass(segment, slots[0][1]) if segment.reductions else []),
             "    Head const heads[2] = {head(w, p.operands, u, rows[0], totals[0], g), "
@@ -454,8 +465,27 @@ class HeadEmitter:
             place = f"coda::batched_row({self.output(store)}, row"
             lines.append(f"    int64_t const rows{k}[2] = {{{place}), {place} + 8)}};")
         for number, block in enumerate(segment.blocks):
-            lines += self._steps(number, block, slots[number + 1][1], stores)
+            for run in self._runs(block):
+                lines += self._steps(number, block, run, slots[number + 1][1], stores)
         return [*lines, "  }"]
+
+    def _enter_strip(self, strip: Strip) -> list[str]:
+        """From the number of a strip to that of its head, and where its runs begin in the parts of that."""
+        count = self.heads.strips
+        return [f"    int const strip = g % {count} * {strip.run};", f"    g /= {count};"]
+
+    def _runs(self, block: Block) -> list[Run]:
+        """The runs of columns that are worked on one after the other: the block, or, of a strip, what it has of it."""
+        strip = self.heads.strip
+        if strip is None:
+            return [Run(block.width, "first", block.offsets)]
+        if len(block.offsets) == strip.parts:
+            return [Run(strip.run, "strip + first", tuple(part * strip.run for part in range(strip.parts)))]
+        starts = [part * self.heads.dim // strip.parts for part in range(strip.parts)]
+        return [
+            Run(strip.run, f"{start} + strip + first" if start else "strip + first", (part * strip.run,))
+            for part, start in enumerate(starts)
+        ]
 
     def _reducing_pass(self, segment: Segment, offset: str) -> list[str]:
         """All columns of the head, then the quad that shares a row."""
@@ -488,11 +518,11 @@ class HeadEmitter:
             )
         return [*lines, "    }"]
 
-    def _steps(self, number: int, block: Block, offset: str, stores: Sequence[int]) -> list[str]:
+    def _steps(self, number: int, block: Block, run: Run, offset: str, stores: Sequence[int]) -> list[str]:
         kept = ["uint32_t" if self.plan.stores[p.store].is_packed else "coda::Two<float>" for p in block.pieces]
-        products = "".join(f", v.pair({o // 8} + first / 8 + j, rr)" for o in block.offsets)
+        products = "".join(f", v.pair({o // 8} + first / 8 + j, rr)" for o in run.accumulators)
         lines = [
-            f"    coda::for_steps<{block.width}>([&](auto width, int first) {{",
+            f"    coda::for_steps<{run.width}>([&](auto width, int first) {{",
             "      constexpr int kWidth = decltype(width)::value;",
             *(f"      {type_} piece{k}[kWidth / 4];" for k, type_ in enumerate(kept)),
             "      CUTLASS_PRAGMA_UNROLL",
@@ -502,7 +532,7 @@ class HeadEmitter:
             "        for (int rr = 0; rr < 2; ++rr) {",
             f"          auto const result = Block{number}::element(p.operands, u, rows[rr], heads[rr], c, "
             "row + 8 * rr, "
-            f"first + 8 * j + 2 * q{products});",
+            f"{run.column} + 8 * j + 2 * q{products});",
             *(f"          piece{k}[2 * j + rr] = result.piece{k};" for k in range(len(block.pieces))),
             "        }",
             "      }",
@@ -510,7 +540,7 @@ class HeadEmitter:
         for k, piece in enumerate(block.pieces):
             sink = f"store{self.plan.stores[piece.store].dtype.bits}"
             rows = "{{rows{0}[0], rows{0}[1]}}".format(stores.index(piece.store))
-            at = f"{{row, first + {piece.offset}, p.m, {self.heads.dim}, q, {rows}}}"
+            at = f"{{row, {run.column} + {piece.offset}, p.m, {self.heads.dim}, q, {rows}}}"
             output = self.output(piece.store)
             lines.append(f"      coda::{sink}<kWidth>({output}, g, piece{k}, coda::StepPosition{at});")
         return [*lines, "    });"]
@@ -524,24 +554,33 @@ class HeadEmitter:
             "struct Visitor : Body {",
             *operand_traits(self.plan),
             "  static constexpr int kLanes = 1, kBytesPerElement = 0;",
-            f"  static constexpr int kHead = {self.heads.dim}, kSlotBytes = ({slot} + 15) / 16 * 16;",
+            *(f"  {line}" for line in self._unit(self.heads.strip)),
+            f"  static constexpr int kSlotBytes = ({slot} + 15) / 16 * 16;",
             "  using Streams = coda::Streams<>;",
             "  CUTLASS_DEVICE static bool needs_tiles(Launch const&) { return false; }",
             *(f"  {line}" for line in self.dispatch()),
         ]
         return "\n".join([*lines, "};"])
 
+    def _unit(self, strip: Strip | None) -> list[str]:
+        """What a tile holds whole: ``kHead`` columns of a head."""
+        if strip is None:
+            return [f"static constexpr int kHead = {self.heads.unit}, kRun = 0;"]
+        columns = f"kParts = {strip.parts}, kHeadColumns = {self.heads.dim}"
+        return [f"static constexpr int kHead = {self.heads.unit}, kRun = {strip.run}, {columns};"]
+
     def dispatch(self) -> list[str]:
-        """Which segment a head belongs to, where that reads and stores, and the head's number in it."""
+        """Which segment a head (or a strip of it) belongs to, where that reads and stores, and its number in it."""
         lines = ["template <class F> CUTLASS_DEVICE static void dispatch(int head, int heads, F const& f) {"]
         for shared in self._written[2]:
             spans = []
             for segment in shared.segments:
-                end = "heads" if segment.count is None else str(segment.start + segment.count)
-                spans.append(f"(head >= {segment.start} && head < {end})")
+                start, end = (self._at(head) for head in (segment.start, segment.start + (segment.count or 0)))
+                spans.append(f"(head >= {start} && head < {'heads' if segment.count is None else end})")
             numbers = [", ".join(str(w[name]) for name in shared.members) for w in shared.where]
-            where = shared.chosen([f"Where{{{n}}}" for n in numbers]) if shared.members else "Where{}"
-            first = shared.chosen([str(s.start) for s in shared.segments])
+            strips = self.heads.strips
+            where = shared.chosen([f"Where{{{n}}}" for n in numbers], strips) if shared.members else "Where{}"
+            first = shared.chosen([str(self._at(s.start)) for s in shared.segments], strips)
             lines += [
                 f"  if (head < heads && ({' || '.join(spans)})) {{",
                 f"    using Where = typename Body::{shared.name}::Where;",
@@ -549,6 +588,10 @@ class HeadEmitter:
                 "  }",
             ]
         return [*lines, "}"]
+
+    def _at(self, head: int) -> int:
+        """Where a head begins, counted as ``dispatch`` counts."""
+        return head * self.heads.strips
 
 
 def _lanes(value: Node) -> tuple[Node, ...]:

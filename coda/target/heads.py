@@ -17,7 +17,22 @@ from itertools import pairwise
 from coda.errors import CodaError, Diagnostic
 from coda.ir import Axis, Dim, Node, Output, Program, Size, replaced, topological
 from coda.ops import build
-from coda.target.plan import FLOATS, STORED, Block, Heads, Operand, Piece, Segment, Space, Store, Walk, dtype_list
+from coda.target.plan import (
+    FLOATS,
+    STORED,
+    Block,
+    Heads,
+    Operand,
+    Piece,
+    Segment,
+    Space,
+    Store,
+    Strip,
+    Walk,
+    dtype_list,
+)
+
+RUNS = (32, 16)  # columns that a strip may have of each part of a head: a box of TMA, and a step of the epilogue
 
 
 def fail(message: str, node: Node | None = None, hint: str | None = None) -> CodaError:
@@ -255,6 +270,24 @@ class HeadLowering:
             offsets = tuple(dict.fromkeys(self.step * self.cut(n).column for n in products))
             blocks.append(Block(width, offsets, tuple(products), tuple(members)))
         return tuple(blocks)
+
+    def strip(self, heads: Heads, joined: bool) -> Strip | None:
+        """The strips that heads may be cut into, so that tiles of more widths take them, and tiles that lie across
+        weights (``joined``): where nothing needs a whole head, neither a reduction nor values of its columns, and each
+        segment works on whole heads or on their halves together."""
+        blocks = [block for segment in heads.segments for block in segment.blocks]
+        inner = {self.column_axis.name, *(b.products[0].type.dims[1][1].name for b in blocks)}
+        rows = {a.name for a in self.rows}
+        values = self.walk([o.value for o in self.program.outputs])
+        whole = any(s.reductions or s.head_values for s in heads.segments)
+        if whole or any(v.type.names & inner and not v.type.names & rows for v in values):
+            return None
+        parts = max(len(b.offsets) for b in blocks)
+        width = heads.dim // parts
+        ways = [(heads.dim, (0,)), (width, tuple(part * width for part in range(parts)))]
+        run = next((r for r in RUNS if width % r == 0), heads.dim)
+        fits = parts <= 2 and all((b.width, b.offsets) in ways for b in blocks)
+        return Strip(run, parts) if fits and (joined or run * parts < heads.dim) else None
 
     # ---- tensors ----
 

@@ -74,13 +74,17 @@ def legal_tile(tile: p.Tile, plan: p.Plan | None = None) -> Ok | Reason:
             f"tile {tile.name} does not take '{name}' stored [{axes}]: it comes in blocks of {MN_BLOCK} columns, which "
             f"{tile.n} is no multiple of"
         )
-    if plan is not None and any(first % tile.n for first in plan.joined):
+    strip = plan.heads.strip if plan is not None and plan.heads is not None else None
+    if plan is not None and strip is None and any(first % tile.n for first in plan.joined):
         names = ", ".join(term.b[0] for term in plan.terms)
         return Reason(
             f"tile {tile.name} crosses from one weight to the next ({names}): their columns are no multiple of {tile.n}"
         )
-    if plan is not None and plan.heads is not None and tile.n % plan.heads.dim:
-        return Reason(f"tile {tile.name} does not hold whole heads of {plan.heads.dim} columns")
+    if plan is not None and plan.heads is not None and tile.n % plan.heads.unit:
+        what = "strips" if strip else "heads"
+        return Reason(f"tile {tile.name} does not hold whole {what} of {plan.heads.unit} columns")
+    if strip is not None and tile.n % (strip.run * tile.cluster_m):
+        return Reason(f"the blocks of a cluster do not share tile {tile.name} by whole runs of {strip.run} columns")
     return OK
 
 
@@ -90,11 +94,11 @@ def argument_count(plan: Kernel | Schedule, got: int) -> str:
 
 
 def select(variants: Sequence[p.Variant], rows: int, columns: int, batches: int = 1) -> p.Variant:
-    """The variant with the least waves x tile area; the first of equals."""
+    """The variant with the least waves x cost of a tile; the first of equals."""
 
     def cost(variant: p.Variant) -> int:
         tiles = -(-rows // variant.tile.m) * -(-columns // variant.columns) * batches
-        return -(-tiles // DESIGN_SMS) * variant.tile.m * variant.tile.n
+        return -(-tiles // DESIGN_SMS) * variant.tile.cost
 
     return min(variants, key=cost)
 

@@ -30,6 +30,7 @@ from coda.target.plan import (
     Arg,
     Finishing,
     Lanes,
+    Major,
     Operand,
     Plan,
     Space,
@@ -223,6 +224,8 @@ class _Lowering:
             found[operand.arg, operand.identity] = operand
         sizes = size_operands(nodes, groups=(self.rows,))
         operands = (*found.values(), *sizes)
+        if self.product.b_major is Major.K:  # a box of TMA is any number of rows of B, if its columns are K
+            heads = replace(heads, strip=lowering.strip(heads, bool(self.product.joined)))
         return self._plan_of(operands=operands, stores=tuple(lowering.stores), finishings=(), heads=heads)
 
     def _plan(self) -> Plan:

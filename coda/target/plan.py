@@ -241,13 +241,34 @@ class Segment:
 
 
 @dataclass(frozen=True)
+class Strip:
+    """Columns that a tile may hold of a head without the rest: of each of its ``parts`` of equal width (1, or 2 halves
+    that are rotated together) the same ``run`` of columns."""
+
+    run: int
+    parts: int
+
+
+@dataclass(frozen=True)
 class Heads:
-    """A head-wise epilogue: heads of ``dim`` columns, in segments of ascending ``start``."""
+    """A head-wise epilogue: heads of ``dim`` columns, in segments of ascending ``start``. A tile holds whole heads, or
+    whole strips of them where there is a ``strip``."""
 
     dim: int
     head_axis: Axis
     column_axis: Axis
     segments: tuple[Segment, ...]
+    strip: Strip | None = None
+
+    @property
+    def unit(self) -> int:
+        """Columns that a tile holds whole."""
+        return self.strip.run * self.strip.parts if self.strip else self.dim
+
+    @property
+    def strips(self) -> int:
+        """How many strips a head is cut into; 1 where it is not cut."""
+        return self.dim // self.unit
 
 
 @dataclass(frozen=True)
@@ -327,6 +348,12 @@ class Tile:
     k: int = 64
     swizzle: int = 8
     along: str = "n"  # or "m"
+
+    @property
+    def cost(self) -> int:
+        """What a tile costs beside others, in products of one step along K: its area, and something for the rows of A
+        and B that it reads from shared memory (fitted to the items of benchmarks/results/2026-12-01-032539)."""
+        return self.m * self.n + 8 * (self.m + self.n)
 
     @property
     def kernel(self) -> str:

@@ -25,10 +25,10 @@ def choose_tile(plan: Plan, dims: Mapping[str, int] | None = None, sms: int = DE
 def rank_tiles(plan: Plan, dims: Mapping[str, int] | None = None, sms: int = DESIGN_SMS) -> list[Tile]:
     """The tiles that take a plan, the most promising first; a build may still find that one spills registers.
 
-    Least work on the busiest multiprocessor, ``ceil(tiles / SMs) * TileM * TileN``; among equals the one listed
-    first. Cooperative tiles only where there are at most two tiles a multiprocessor: they expose their epilogue,
+    Least work on the busiest multiprocessor, ``ceil(tiles / SMs)`` times the cost of a tile; among equals the one
+    listed first. Cooperative tiles only where there are at most two tiles a multiprocessor: they expose their epilogue,
     ping-pong hides it under the next tile. But over long contractions the rows and columns of a wave do not stay in L2,
-    and the cooperative tile, which reads the fewest for its results, is first among equals. Tiles of a batch are in
+    and the cooperative tile, which reads the fewest for its results, is one of the others. Tiles of a batch are in
     clusters of two only where that wastes little.
     """
     fitting = [t for t in TILES if legal_tile(t, plan)]
@@ -43,10 +43,10 @@ def rank_tiles(plan: Plan, dims: Mapping[str, int] | None = None, sms: int = DES
 
     long = _contracted(plan, dims) >= LONG_K
 
-    def rank(tile: Tile) -> tuple[bool, int, bool]:
+    def rank(tile: Tile) -> tuple[bool, int]:
         cooperative = tile.schedule == "cooperative"
         exposed = cooperative and tiles(tile) > 2 * sms and not long
-        return exposed, -(-tiles(tile) // sms) * tile.m * tile.n, long and not cooperative
+        return exposed, -(-tiles(tile) // sms) * tile.cost
 
     return sorted(fitting, key=rank)
 

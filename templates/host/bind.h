@@ -110,7 +110,7 @@ inline int bind_term(Frame const& f, Term const& term, int64_t k, CUtensorMap& a
   Gemm const& p = f.gemm;
   Kernel const& kernel = f.program.image->kernels[f.variant.kernel];
   cuuint32_t a_rows = cuuint32_t(f.variant.tile_m / kernel.cluster_n);
-  cuuint32_t b_rows = cuuint32_t(f.variant.tile_n / kernel.cluster_m);
+  cuuint32_t b_rows = cuuint32_t(p.run > 0 ? p.run : f.variant.tile_n / kernel.cluster_m);
   if (int status = bind_matrix(f, term.a, term.a_at, p.a_major, f.rows, k, a_rows, a)) return status;
   if (p.lanes == 2) return bind_paired_weight(f, term, k, b_rows, b, swap_lanes);
   View const& w = f.views[term.b0];  // its own columns: weights side by side have a part of the product's each

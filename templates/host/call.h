@@ -28,7 +28,7 @@ struct Call {
   Variant const* variant;  // of a GEMM
 };
 
-// The variant with the least waves x tile area, the first of equals. The number of multiprocessors is that of the
+// The variant with the least waves x cost of a tile, the first of equals. The number of multiprocessors is that of the
 // description, not of the device: partial sums and bits must not depend on the board.
 inline Variant const& select(Program const& program, Gemm const& gemm, int64_t rows, int64_t columns,
                              int64_t batches = 1) {
@@ -37,7 +37,7 @@ inline Variant const& select(Program const& program, Gemm const& gemm, int64_t r
   for (int i = 0; i < gemm.variant_count; ++i) {
     Variant const& v = gemm.variants[i];
     int64_t tiles = ceil_div(rows, v.tile_m) * ceil_div(columns, v.columns) * batches;
-    int64_t cost = ceil_div(tiles, program.design_sms) * v.tile_m * v.tile_n;
+    int64_t cost = ceil_div(tiles, program.design_sms) * v.cost;
     if (!best || cost < least) best = &v, least = cost;
   }
   return *best;

@@ -141,6 +141,7 @@ struct Finishing {
 struct Variant {
   int kernel;
   int tile_m, tile_n;
+  int cost;       // of a tile, beside those of other variants
   int columns;    // of one lane
   int slab_rows;  // rows of a box of a tile operand
   int chunk;      // its columns
@@ -176,6 +177,7 @@ struct Gemm {
   int operand_count;
   Variant const* variants;
   int variant_count;
+  int run;                   // columns of B in a box, where tiles hold strips of heads (mainloop.h); else 0
   bool batched = false;      // rows are those of one batch
   Extent batch = {0, -1, 1};
 };

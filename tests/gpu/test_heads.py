@@ -8,6 +8,8 @@ import torch
 import coda
 from coda.runtime.compare import compare
 from coda.runtime.inputs import poisoned_outputs, random_inputs
+from coda.target import TILES, lower, parse_tile
+from coda.target.legality import legal_tile
 from tests.gpu.support import warm_or_skip
 from tests.support import same_bits
 
@@ -116,6 +118,36 @@ def test_three_weights_in_one_kernel(tile: str) -> None:
         assert call.last_route.kind == "kernel"
         result = compare(program, inputs, out)
         assert result.ok, f"{tile} {sizes}\n{result}"
+
+
+STRIPS = """
+program strips(h: bf16[(B T), D], wq: bf16[(HQ d={d}), D], wk: bf16[(HK d), D], wv: bf16[(HK d), D], r: f32[(B T)],
+               pos: i32[(B T)], cos: f32[P, f={f}], sin: f32[P, f], const HQ, const HK) {{
+    return q = rope_half(r * (h @ wq.T), cos[pos], sin[pos]): bf16[B, HQ, T, d],
+           k = rope_half(r * (h @ wk.T), cos[pos], sin[pos]): f32[B, T, HK, d], v = h @ wv.T: f16[(B T), (HK d)]
+}}
+"""
+
+
+@pytest.mark.parametrize("tile", [t.name for t in TILES])
+@pytest.mark.parametrize(("d", "heads"), [(64, (5, 1)), (96, (3, 2)), (128, (4, 1)), (256, (2, 1))])
+def test_tiles_hold_strips_of_heads_of_several_weights(d: int, heads: tuple[int, int], tile: str) -> None:
+    program = coda.parse(STRIPS.format(d=d, f=d // 2), HQ=heads[0], HK=heads[1]).programs["strips"]
+    if not legal_tile(parse_tile(tile), lower(program)):
+        pytest.skip("no whole strips")
+    for seed, (b, t, k) in enumerate(((1, 1, 64), (3, 57, 136), (2, 300, 512))):
+        sizes = {"B": b, "T": t, "D": k, "P": 500}
+        call = coda.compile(program, tile=tile, fallback="strict", B=b, T=t)
+        warm_or_skip(call)
+        inputs = random_inputs(program, sizes, seed, "cuda")
+        outputs = []
+        for _ in range(2):
+            outputs.append(poisoned_outputs(program, sizes, "cuda"))
+            call(**inputs, out=outputs[-1])
+        assert call.last_route.kind == "kernel"
+        result = compare(program, inputs, outputs[0], dims=sizes)
+        assert result.ok, f"{d} {tile} {sizes}\n{result}"
+        assert all(same_bits(outputs[0][name], outputs[1][name]) for name in outputs[0])
 
 
 THIRDS = """

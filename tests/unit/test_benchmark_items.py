@@ -75,7 +75,10 @@ def test_training_compares_distances_from_f32():
     assert result["ratio"] == 1.0 and 0 < result["mean"]["coda"] < 0.1
 
 
-def test_the_best_tile_of_each_implementation_goes_on():
-    offered = [["cublas", None, 0], ["coda", "a", 0], ["coda", "b", 0], ["quack", "a", 0]]
-    laps = [{0: 1.0, 1: 1.1, 2: 1.0, 3: 2.0}, {0: 2.0, 1: 2.2, 2: 2.1, 3: 2.2}, {0: 1.0, 1: 1.0, 2: 1.02, 3: 1.5}]
-    assert items.best_of_each(offered, laps) == [0, 2, 3]
+def test_the_better_half_of_each_implementation_goes_on():
+    offered = [["cublas", None, 0], ["coda", "a", 0], ["coda", "b", 0], ["quack", "a", 0], ["coda", "c", 0]]
+    laps = [{0: 1.0, 1: 1.1, 2: 1.0, 3: 2.0, 4: 1.3}, {0: 2.0, 1: 2.2, 2: 2.1, 3: 2.2, 4: 2.6}]
+    assert items.better_half(offered, range(5), laps) == [0, 1, 2, 3]
+    laps += [{0: 1.0, 1: 0.9, 2: 1.1, 3: 1.0}, {0: 1.0, 1: 0.9, 2: 1.1, 3: 1.0}]
+    assert items.better_half(offered, [0, 1, 2, 3], laps) == [0, 1, 3]
+    assert items.better_half(offered, [0, 1, 3], laps) == [0, 1, 3]

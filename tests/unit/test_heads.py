@@ -13,8 +13,10 @@ from coda.passes.lane_heads import lanes_as_heads
 from coda.passes.numbers import with_head_sizes
 from coda.runtime.inputs import random_inputs
 from coda.runtime.reference import evaluate
+from coda.target import TILES
 from coda.target.blocks import lower_noting
 from coda.target.emit_heads import HeadEmitter
+from coda.target.legality import legal_tile
 from coda.target.lower import lower
 from tests.headmath import HostHeads, compile_heads
 from tests.programs import EXAMPLES
@@ -130,6 +132,11 @@ FINISHED = """program finished(h: bf16[(B T), D], stats: partial[sum, D] f32[(B 
                 eps: f32 = 1e-6) {
     return q = rsqrt(finish(stats) / size(D) + eps) * (h @ w.T): bf16[B, H, T, d]
 }"""
+STRIPS = """program strips(h: bf16[(B T), D], wq: bf16[(HQ d=96), D], wk: bf16[(HK d), D], wv: bf16[(HK d), D],
+               pos: i32[(B T)], cos: f32[P, f=48], sin: f32[P, f], r: f32[(B T)], const HQ = 3, const HK = 2) {
+    return q = rope_half(r * (h @ wq.T), cos[pos], sin[pos]): bf16[B, HQ, T, d],
+           k = rope_half(r * (h @ wk.T), cos[pos], sin[pos]): f32[(B T), (HK d)], v = silu(h @ wv.T): f16[B, T, HK, d]
+}"""
 OF_ROWS = """program of_rows(h: bf16[M, D], w: bf16[(G d=48), D], cos: f32[M, f=16], sin: bf16[M, f], y: bf16[M, d],
                 r: f32[M], const HQ = 3, const HK = 2) {
     dim G = HQ + HK
@@ -151,6 +158,7 @@ MADE = {
         DROPPED_PAIRS,
         DROPPED_ROWS,
         FINISHED,
+        STRIPS,
         OF_ROWS,
         OF_TOKENS,
     )
@@ -166,11 +174,27 @@ def programs() -> dict[str, Program]:
 
 
 PROGRAMS = programs()
+LOWERED = {name: lower(p) for name, p in PROGRAMS.items()}
+
+
+@pytest.mark.parametrize(
+    ("name", "strip"),
+    [("qkv_rope", (32, 2)), ("strips", (16, 2)), ("of_tokens", (16, 1)), ("qk_norm", None), ("partial_rope", None),
+     ("dropped_pairs", None), ("of_rows", None)],
+)  # fmt: skip
+def test_heads_are_cut_into_strips_where_nothing_needs_them_whole(name: str, strip: tuple[int, int] | None) -> None:
+    """So that tiles of 192 columns take heads of 128, and lie across the weights of q, k and v."""
+    plan = LOWERED[name]
+    assert plan.heads is not None
+    assert (plan.heads.strip and (plan.heads.strip.run, plan.heads.strip.parts)) == strip
+    whole = {t.name for t in TILES if t.n % plan.heads.dim == 0}
+    taken = {t.name for t in TILES if legal_tile(t, plan)}
+    assert taken == (whole if strip is None else {t.name for t in TILES if t.n % (2 * strip[0]) == 0})
 
 
 @pytest.fixture(scope="module")
 def compiled() -> dict[str, HostHeads]:
-    return dict(zip(PROGRAMS, compile_heads([lower(p) for p in PROGRAMS.values()]), strict=True))
+    return dict(zip(PROGRAMS, compile_heads(list(LOWERED.values())), strict=True))
 
 
 @pytest.mark.parametrize("optional", [True, False], ids=["all", "bare"])

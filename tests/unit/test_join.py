@@ -41,8 +41,10 @@ def test_each_weight_keeps_its_place() -> None:
     assert [(s.start, s.count) for s in plan.heads.segments] == [(0, 4), (4, 2), (6, 2)]
 
 
-def test_a_tile_that_would_cross_weights_is_refused() -> None:
+def test_a_tile_that_would_cross_weights_is_refused_where_heads_stay_whole() -> None:
     plan = lower(program(TEXT, HQ=3, HK=2))  # 192 columns of q
+    assert {t.name for t in TILES if legal_tile(t, plan)} == {t.name for t in TILES if t.n % 64 == 0}
+    plan = lower(program(TEXT.replace("relu(h @ wk.T)", "(h @ wk.T) * rsqrt(1 + max(h @ wk.T, d))"), HQ=3, HK=2))
     assert not any(legal_tile(tile, plan) for tile in TILES)
     assert "crosses from one weight to the next (wq, wk, wv)" in str(legal_tile(TILES[0], plan))
 

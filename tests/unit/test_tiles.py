@@ -58,7 +58,7 @@ def test_every_candidate_is_legal_and_fits_whole(m: int) -> None:
             assert tile.m % tile.slab_rows == 0
             assert tile.m * tile.n <= 128 * (192 if tile.schedule == "pingpong" else 256)  # accumulators
             if plan.heads is not None:
-                assert tile.n % plan.heads.dim == 0
+                assert tile.n % plan.heads.unit == 0
             if plan.b_major is Major.MN:
                 assert tile.n % 64 == 0
 

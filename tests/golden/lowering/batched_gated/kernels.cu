@@ -40,7 +40,7 @@ struct Visitor : Body {
   using Element = cutlass::bfloat16_t;
   static constexpr coda::Major kMajorA = coda::Major::K, kMajorB = coda::Major::K;
   static constexpr bool kJoined = false;
-  static constexpr int kLanes = 2, kHead = 0, kSlotBytes = 0;
+  static constexpr int kLanes = 2, kHead = 0, kRun = 0, kSlotBytes = 0;
   static constexpr int kBytesPerElement = 0;  // of all streams
   using Streams = coda::Streams<>;
   CUTLASS_DEVICE static bool needs_tiles(Batch const& p) { return false; }

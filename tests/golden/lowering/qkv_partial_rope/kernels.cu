@@ -307,7 +307,8 @@ struct Visitor : Body {
   static constexpr coda::Major kMajorA = coda::Major::K, kMajorB = coda::Major::K;
   static constexpr bool kJoined = false;
   static constexpr int kLanes = 1, kBytesPerElement = 0;
-  static constexpr int kHead = 80, kSlotBytes = (coda::larger(coda::larger(coda::larger(0, Segment0::kSlotBytes), Segment1::kSlotBytes), Segment2::kSlotBytes) + 15) / 16 * 16;
+  static constexpr int kHead = 80, kRun = 0;
+  static constexpr int kSlotBytes = (coda::larger(coda::larger(coda::larger(0, Segment0::kSlotBytes), Segment1::kSlotBytes), Segment2::kSlotBytes) + 15) / 16 * 16;
   using Streams = coda::Streams<>;
   CUTLASS_DEVICE static bool needs_tiles(Launch const&) { return false; }
   template <class F> CUTLASS_DEVICE static void dispatch(int head, int heads, F const& f) {

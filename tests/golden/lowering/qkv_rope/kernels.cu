@@ -73,10 +73,12 @@ struct Body {
     template <class Launch>
     CUTLASS_DEVICE static void visit(Where const& w, coda::HeadView const& v, Launch const& p, Uniform const& u,
                                      Row const (&rows)[2], char const* slot, int g, int row, int q) {
+      int const strip = g % 2 * 32;
+      g /= 2;
       Totals totals[2] = {identity(), identity()};
       Head const heads[2] = {head(w, p.operands, u, rows[0], totals[0], g), head(w, p.operands, u, rows[1], totals[1], g)};
       int64_t const rows0[2] = {coda::batched_row(p.outputs[w.output0], row), coda::batched_row(p.outputs[w.output0], row + 8)};
-      coda::for_steps<64>([&](auto width, int first) {
+      coda::for_steps<32>([&](auto width, int first) {
         constexpr int kWidth = decltype(width)::value;
         uint32_t piece0[kWidth / 4];
         uint32_t piece1[kWidth / 4];
@@ -85,13 +87,13 @@ struct Body {
           auto const c = coda::staged<Block0::Columns>(slot + 0 + 64 * coda::size_of<Columns>(), first / 2 + 4 * j + q);
           CUTLASS_PRAGMA_UNROLL
           for (int rr = 0; rr < 2; ++rr) {
-            auto const result = Block0::element(p.operands, u, rows[rr], heads[rr], c, row + 8 * rr, first + 8 * j + 2 * q, v.pair(0 + first / 8 + j, rr), v.pair(8 + first / 8 + j, rr));
+            auto const result = Block0::element(p.operands, u, rows[rr], heads[rr], c, row + 8 * rr, strip + first + 8 * j + 2 * q, v.pair(0 + first / 8 + j, rr), v.pair(4 + first / 8 + j, rr));
             piece0[2 * j + rr] = result.piece0;
             piece1[2 * j + rr] = result.piece1;
           }
         }
-        coda::store16<kWidth>(p.outputs[w.output0], g, piece0, coda::StepPosition{row, first + 0, p.m, 128, q, {rows0[0], rows0[1]}});
-        coda::store16<kWidth>(p.outputs[w.output0], g, piece1, coda::StepPosition{row, first + 64, p.m, 128, q, {rows0[0], rows0[1]}});
+        coda::store16<kWidth>(p.outputs[w.output0], g, piece0, coda::StepPosition{row, strip + first + 0, p.m, 128, q, {rows0[0], rows0[1]}});
+        coda::store16<kWidth>(p.outputs[w.output0], g, piece1, coda::StepPosition{row, strip + first + 64, p.m, 128, q, {rows0[0], rows0[1]}});
       });
     }
   };
@@ -137,10 +139,12 @@ struct Body {
     template <class Launch>
     CUTLASS_DEVICE static void visit(Where const& w, coda::HeadView const& v, Launch const& p, Uniform const& u,
                                      Row const (&rows)[2], char const* slot, int g, int row, int q) {
+      int const strip = g % 2 * 32;
+      g /= 2;
       Totals totals[2] = {identity(), identity()};
       Head const heads[2] = {head(w, p.operands, u, rows[0], totals[0], g), head(w, p.operands, u, rows[1], totals[1], g)};
       int64_t const rows0[2] = {coda::batched_row(p.outputs[2], row), coda::batched_row(p.outputs[2], row + 8)};
-      coda::for_steps<128>([&](auto width, int first) {
+      coda::for_steps<32>([&](auto width, int first) {
         constexpr int kWidth = decltype(width)::value;
         uint32_t piece0[kWidth / 4];
         CUTLASS_PRAGMA_UNROLL
@@ -148,11 +152,25 @@ struct Body {
           auto const c = coda::staged<Block0::Columns>(slot + 0 + 64 * coda::size_of<Columns>(), first / 2 + 4 * j + q);
           CUTLASS_PRAGMA_UNROLL
           for (int rr = 0; rr < 2; ++rr) {
-            auto const result = Block0::element(p.operands, u, rows[rr], heads[rr], c, row + 8 * rr, first + 8 * j + 2 * q, v.pair(0 + first / 8 + j, rr));
+            auto const result = Block0::element(p.operands, u, rows[rr], heads[rr], c, row + 8 * rr, strip + first + 8 * j + 2 * q, v.pair(0 + first / 8 + j, rr));
             piece0[2 * j + rr] = result.piece0;
           }
         }
-        coda::store16<kWidth>(p.outputs[2], g, piece0, coda::StepPosition{row, first + 0, p.m, 128, q, {rows0[0], rows0[1]}});
+        coda::store16<kWidth>(p.outputs[2], g, piece0, coda::StepPosition{row, strip + first + 0, p.m, 128, q, {rows0[0], rows0[1]}});
+      });
+      coda::for_steps<32>([&](auto width, int first) {
+        constexpr int kWidth = decltype(width)::value;
+        uint32_t piece0[kWidth / 4];
+        CUTLASS_PRAGMA_UNROLL
+        for (int j = 0; j < kWidth / 8; ++j) {
+          auto const c = coda::staged<Block0::Columns>(slot + 0 + 64 * coda::size_of<Columns>(), first / 2 + 4 * j + q);
+          CUTLASS_PRAGMA_UNROLL
+          for (int rr = 0; rr < 2; ++rr) {
+            auto const result = Block0::element(p.operands, u, rows[rr], heads[rr], c, row + 8 * rr, 64 + strip + first + 8 * j + 2 * q, v.pair(4 + first / 8 + j, rr));
+            piece0[2 * j + rr] = result.piece0;
+          }
+        }
+        coda::store16<kWidth>(p.outputs[2], g, piece0, coda::StepPosition{row, 64 + strip + first + 0, p.m, 128, q, {rows0[0], rows0[1]}});
       });
     }
   };
@@ -164,17 +182,18 @@ struct Visitor : Body {
   static constexpr coda::Major kMajorA = coda::Major::K, kMajorB = coda::Major::K;
   static constexpr bool kJoined = false;
   static constexpr int kLanes = 1, kBytesPerElement = 0;
-  static constexpr int kHead = 128, kSlotBytes = (coda::larger(coda::larger(0, Segment0::kSlotBytes), Segment2::kSlotBytes) + 15) / 16 * 16;
+  static constexpr int kHead = 64, kRun = 32, kParts = 2, kHeadColumns = 128;
+  static constexpr int kSlotBytes = (coda::larger(coda::larger(0, Segment0::kSlotBytes), Segment2::kSlotBytes) + 15) / 16 * 16;
   using Streams = coda::Streams<>;
   CUTLASS_DEVICE static bool needs_tiles(Launch const&) { return false; }
   template <class F> CUTLASS_DEVICE static void dispatch(int head, int heads, F const& f) {
-    if (head < heads && ((head >= 0 && head < 32) || (head >= 32 && head < 40))) {
+    if (head < heads && ((head >= 0 && head < 64) || (head >= 64 && head < 80))) {
       using Where = typename Body::Segment0::Where;
-      return f(typename Body::Segment0{}, head < 32 ? Where{0} : Where{1}, head - (head < 32 ? 0 : 32));
+      return f(typename Body::Segment0{}, head < 64 ? Where{0} : Where{1}, head - (head < 64 ? 0 : 64));
     }
-    if (head < heads && ((head >= 40 && head < 48))) {
+    if (head < heads && ((head >= 80 && head < 96))) {
       using Where = typename Body::Segment2::Where;
-      return f(typename Body::Segment2{}, Where{}, head - (40));
+      return f(typename Body::Segment2{}, Where{}, head - (80));
     }
   }
 };

@@ -189,7 +189,8 @@ struct Visitor : Body {
   static constexpr bool kJoined = true;
   CUTLASS_DEVICE static constexpr int first_column(int term) { return term == 1 ? 4096 : term == 2 ? 5120 : 0; }
   static constexpr int kLanes = 1, kBytesPerElement = 0;
-  static constexpr int kHead = 128, kSlotBytes = (coda::larger(coda::larger(0, Segment0::kSlotBytes), Segment2::kSlotBytes) + 15) / 16 * 16;
+  static constexpr int kHead = 128, kRun = 0;
+  static constexpr int kSlotBytes = (coda::larger(coda::larger(0, Segment0::kSlotBytes), Segment2::kSlotBytes) + 15) / 16 * 16;
   using Streams = coda::Streams<>;
   CUTLASS_DEVICE static bool needs_tiles(Launch const&) { return false; }
   template <class F> CUTLASS_DEVICE static void dispatch(int head, int heads, F const& f) {

@@ -39,7 +39,7 @@ struct Visitor : Body {
   using Element = cutlass::bfloat16_t;
   static constexpr coda::Major kMajorA = coda::Major::K, kMajorB = coda::Major::K;
   static constexpr bool kJoined = false;
-  static constexpr int kLanes = 1, kHead = 0, kSlotBytes = 0;
+  static constexpr int kLanes = 1, kHead = 0, kRun = 0, kSlotBytes = 0;
   static constexpr int kBytesPerElement = 2;  // of all streams
   using Streams = coda::Streams<coda::Stream<coda::bf16, 0, 0, 0, false>>;
   CUTLASS_DEVICE static bool needs_tiles(Launch const& p) { return true; }

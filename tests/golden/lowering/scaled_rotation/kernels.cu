@@ -103,7 +103,8 @@ struct Visitor : Body {
   static constexpr coda::Major kMajorA = coda::Major::K, kMajorB = coda::Major::K;
   static constexpr bool kJoined = false;
   static constexpr int kLanes = 1, kBytesPerElement = 0;
-  static constexpr int kHead = 64, kSlotBytes = (coda::larger(0, Segment0::kSlotBytes) + 15) / 16 * 16;
+  static constexpr int kHead = 64, kRun = 0;
+  static constexpr int kSlotBytes = (coda::larger(0, Segment0::kSlotBytes) + 15) / 16 * 16;
   using Streams = coda::Streams<>;
   CUTLASS_DEVICE static bool needs_tiles(Launch const&) { return false; }
   template <class F> CUTLASS_DEVICE static void dispatch(int head, int heads, F const& f) {
