@@ -7,7 +7,7 @@ PyTorch, torch.compile and Liger, in one run.
 Prints for each model and number of rows: the launches of coda's artifacts, as predicted and as the profiler saw them,
 the bytes they move by prediction; the time relative to the bare products (gate and up merged, q, k and v merged; in
 the backward two for each of the forward), of calls and of replays of a CUDA graph; the host's time of a call; the peak
-of memory beyond the operands.
+of memory beyond the operands. dRoPE, which the times of all contain, is also timed alone.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def measure(model: Model, rows: int, args: argparse.Namespace, seconds: float) -
 def load(model: Model, rows: int, folder: Path) -> dict[str, CompiledProgram]:
     """The artifacts of a block by phase; one that was not built is missing, and why is told by benchmarks.build."""
     found = {}
-    for phase in ours.block(model):
+    for phase in ours.phases(model):
         path = ours.block_file(folder, model, phase, rows)
         if path.exists():
             found[phase] = coda.load(path, fallback="strict")
@@ -143,6 +143,8 @@ def candidates(
         call = chain([artifacts[n] for n in needed], ours_of(x, model))
         yield "coda", lambda: call
         yield "coda, graph", lambda: graph(call)
+        if backward and "drope" in artifacts:
+            yield "coda's dRoPE", lambda: alone(artifacts["drope"], call(), model)
     if args.backend:
         compiled = partial(torch.compile, layer.forward, dynamic=False, backend=coda_backend)
         yield "coda, torch.compile", lambda: run(compiled(), model, layer.TORCH, x)
@@ -203,6 +205,13 @@ def chain(programs: list[CompiledProgram], known: Mapping[str, Tensor]) -> Calla
         return values
 
     return call
+
+
+def alone(kernel: CompiledProgram, values: Mapping[str, Tensor], model: Model) -> Call:
+    """A kernel of a block, on values of a call of all."""
+    given = {p.name: values[p.name] for p in kernel.program.params if p.name in values}
+    kernel.dims["D"] = model.d  # which no operand tells
+    return lambda: kernel(**given)
 
 
 def graph(call: Call) -> Call:

@@ -87,7 +87,7 @@ def _items(args: argparse.Namespace) -> Iterator[Job]:
 
 def _blocks(args: argparse.Namespace) -> Iterator[Job]:
     for model, rows in itertools.product((MODELS[name] for name in args.models), BLOCK_ROWS):
-        for phase, program in ours.block(model).items():
+        for phase, program in ours.phases(model).items():
             out = ours.block_file(args.folder, model, phase, rows)
             yield Job(print_program(program), None, ours.sizes_of(model, rows), out)
 

@@ -40,6 +40,14 @@ def block(model: Model) -> dict[str, Program]:
 
 
 @lru_cache
+def phases(model: Model) -> dict[str, Program]:
+    """What is built and called of a block: its phases, and the first kernel of the backward by itself, dRoPE with the
+    sums that the norm's backward needs. It runs on what attention's backward returns, before any product."""
+    backward = block(model)["backward"]
+    return {**block(model), "drope": joined_finishes(fuse(backward, most=MERGES[0]).forward.kernels)[0]}
+
+
+@lru_cache
 def kernels(model: Model) -> dict[str, list[Program]]:
     """The kernels of each item: one, but for weight gradients that are not merged. qkv is that of inference, as the
     peers have no other; gate_up keeps its preactivation."""
