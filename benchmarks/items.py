@@ -141,8 +141,8 @@ def prepare(process: Process, args: argparse.Namespace) -> dict[str, list]:
 def take_turns(
     item: str, model: str, ready: Sequence[tuple[Process, list]], args: argparse.Namespace, seconds: float
 ) -> list[Row]:
-    """Rounds of all processes, in a new order each time: the first to warm up, then some of every tile, then some of the
-    better half of each implementation's, and so on."""
+    """Rounds of all processes, in a new order each time: the first to warm up, then some of every tile, then some of
+    the better half of each implementation's, and so on."""
     chosen = {process.name: list(range(len(offered))) for process, offered in ready}
     times: dict[str, list[dict[int, float]]] = {process.name: [] for process, _ in ready}
     order, end, done = list(ready), time.monotonic() + seconds, 0
@@ -169,7 +169,7 @@ def take_turns(
 
 
 def better_half(offered: Sequence, chosen: Sequence[int], laps: Sequence[dict[int, float]]) -> list[int]:
-    """The candidates to go on with, of those chosen so far: of each implementation the faster half; cuBLAS, the first."""
+    """The candidates to go on with, of those chosen so far: of each implementation the faster half."""
     found: list[int] = []
     for impl in dict.fromkeys(offered[index][0] for index in chosen):
         of_impl = [index for index in chosen if offered[index][0] == impl]

@@ -21,7 +21,17 @@ BEGIN, END = "<!-- benchmarks: begin (written by benchmarks.table) -->", "<!-- b
 NOTHING = "Nothing has been measured yet."
 BASELINE = "cublas"
 IMPLEMENTATIONS = ("coda", "torch.compile")
-PEERS = ("coda", "coda, graph", "coda's dRoPE", "coda, torch.compile", "quack", "coda-kernels", "liger", "torch.compile", "eager")
+PEERS = (
+    "coda",
+    "coda, graph",
+    "coda's dRoPE",
+    "coda, torch.compile",
+    "quack",
+    "coda-kernels",
+    "liger",
+    "torch.compile",
+    "eager",
+)
 
 Shape = tuple[int, int, int]
 Best = dict[str, dict]  # implementation -> its best row

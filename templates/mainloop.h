@@ -9,7 +9,8 @@
 //              no weight is ever re-packed.
 //   side by side  The columns of q, k and v come from three weights: each tile reads the one it lies in.
 //   strips     A tile holds strips of heads: runs of columns that lie half a head apart, each a box of its own, which
-//              may come from a weight of its own.
+//              may come from a weight of its own. A run of 32 rows of B is seen as (2, 4, 4) rows, and the last two
+//              change places: a thread's accumulators are eight columns that are neighbours in memory.
 //   a sum      The terms of x @ v.T + y @ w.T follow each other along K: the descriptors switch where a term ends, at
 //              a tile of K that TMA fills up with zeros.
 //   batches    The batch is the last coordinate of A and B.
@@ -149,7 +150,7 @@ struct Mainloop : Base {
   // The runs of this block's share of B. A head of kHeadColumns is kParts parts, of which a strip has a run each.
   struct Runs {
     CUtensorMap const* maps[kRuns > 0 ? kRuns : 1];
-    int rows[kRuns > 0 ? kRuns : 1];
+    int at[kRuns > 0 ? kRuns : 1];  // in their weights, counted in runs
 
     // The share begins at this column of the tiles.
     CUTLASS_DEVICE void place(Launch const& launch, int first) {
@@ -160,14 +161,14 @@ struct Mainloop : Base {
         int const row = strip / strips * kHeadColumns + run % kParts * (kHeadColumns / kParts) + strip % strips * kRun;
         int term = 0;
         if constexpr (Visitor::kJoined) term = term_of(row);
-        maps[i] = &launch.b[term], rows[i] = row;
-        if constexpr (Visitor::kJoined) rows[i] -= Visitor::first_column(term);
+        maps[i] = &launch.b[term], at[i] = row / kRun;
+        if constexpr (Visitor::kJoined) at[i] -= Visitor::first_column(term) / kRun;
       }
     }
     CUTLASS_DEVICE void copy(uint64_t* barrier, uint16_t mask, ElementA* to, int k) const {
       CUTLASS_PRAGMA_UNROLL
       for (int i = 0; i < kRuns; ++i)
-        Mainloop::copy<kClusterM>(maps[i], barrier, mask, to + i * Visitor::kRun * kTileK, k, rows[i]);
+        Mainloop::copy<kClusterM>(maps[i], barrier, mask, to + i * Visitor::kRun * kTileK, k, 0, 0, 0, at[i]);
     }
   };
 

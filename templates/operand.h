@@ -71,7 +71,7 @@ CODA_FN auto load_head_columns(Operand const& o, int head, int column) -> Two<de
 }
 // What a position outside a table selects: NaNs of every dtype, as many as a head can have columns. A wrong position
 // shows, and no element asks for it.
-struct NanRow {
+struct alignas(16) NanRow {
   uint32_t words[256];
   constexpr NanRow() : words() {
     for (int i = 0; i < 256; ++i) words[i] = 0x7fc07fc0u;
@@ -95,6 +95,30 @@ template <class D> CODA_FN Two<float> load_gathered(D const* row, int column) {
   struct alignas(2 * sizeof(D)) Pair { D x, y; };
   Pair const pair = *reinterpret_cast<Pair const*>(row + column);
   return {load(&pair.x), load(&pair.y)};
+}
+// Columns of a table that a thread of a strip has, in pairs; `kPairs` is 4 or 2.
+template <class D, int kPairs> struct TableRun {
+  Two<float> pairs[kPairs];
+};
+// 16 bytes at a time where the table lies so.
+template <class D, int kPairs> CODA_FN TableRun<D, kPairs> load_run(D const* row, int column) {
+  constexpr int kBytes = 2 * kPairs * int(sizeof(D)), kWide = kBytes < 16 ? kBytes : 16;
+  constexpr int kEach = kWide / int(2 * sizeof(D));  // pairs in an access
+  struct alignas(kWide) Wide { D values[2 * kEach]; };
+  D const* const from = row + column;
+  TableRun<D, kPairs> run;
+  if (reinterpret_cast<uintptr_t>(from) % kWide == 0) {
+    CODA_UNROLL
+    for (int i = 0; i < kPairs / kEach; ++i) {
+      Wide const wide = reinterpret_cast<Wide const*>(from)[i];
+      CODA_UNROLL
+      for (int j = 0; j < kEach; ++j) run.pairs[i * kEach + j] = {load(&wide.values[2 * j]), load(&wide.values[2 * j + 1])};
+    }
+  } else {
+    CODA_UNROLL
+    for (int j = 0; j < kPairs; ++j) run.pairs[j] = load_gathered(row, column + 2 * j);
+  }
+  return run;
 }
 // One of its columns.
 template <class D> CODA_FN float load_gathered_element(D const* row, int column) { return load(row + column); }

@@ -170,6 +170,33 @@ CUTLASS_DEVICE void store32(Output const& o, int lane, Two<float> const (&values
   }
 }
 
+// A row's columns of a strip that a thread has, neighbours in memory from `column` on: 2 * kPairs of them.
+template <class T, class Value, int kPairs>
+CUTLASS_DEVICE void store_run(Output const& o, int lane, Value const (&values)[kPairs], int64_t row_offset, int column) {
+  constexpr int kBytes = 2 * kPairs * int(sizeof(T)), kWords = kBytes / 4;
+  T* const to = static_cast<T*>(o.data) + (row_offset + lane * o.lane) + column * o.column;
+  if (!o.vector) {
+    CUTLASS_PRAGMA_UNROLL
+    for (int j = 0; j < kPairs; ++j) {
+      to[2 * j * o.column] = first_of<T>(values[j]);
+      to[(2 * j + 1) * o.column] = second_of<T>(values[j]);
+    }
+    return;
+  }
+  uint32_t words[kWords];
+  CUTLASS_PRAGMA_UNROLL
+  for (int i = 0; i < kWords; ++i) {
+    if constexpr (sizeof(T) == 1) words[i] = __byte_perm(values[2 * i], values[2 * i + 1], 0x5410);
+    else if constexpr (sizeof(T) == 2) words[i] = values[i];
+    else words[i] = bits(i % 2 ? values[i / 2].y : values[i / 2].x);
+  }
+  CUTLASS_PRAGMA_UNROLL
+  for (int i = 0; i + 4 <= kWords; i += 4)
+    reinterpret_cast<uint4*>(to)[i / 4] = make_uint4(words[i], words[i + 1], words[i + 2], words[i + 3]);
+  if constexpr (kWords == 2) *reinterpret_cast<uint2*>(to) = make_uint2(words[0], words[1]);
+  if constexpr (kWords == 1) *reinterpret_cast<uint32_t*>(to) = words[0];
+}
+
 // ---- reductions ----
 CUTLASS_DEVICE float exchange(float x, int mask) { return __shfl_xor_sync(~0u, x, mask); }
 CUTLASS_DEVICE LogSumExp::State exchange(LogSumExp::State s, int mask) {

@@ -92,7 +92,9 @@ def _column(plan: Plan) -> str:
     return f"""inline int column(int n) {{
   int const run = n / {strip.run}, part = run % {strip.parts}, strip = run / {strip.parts};
   int const head = strip / {plan.heads.strips}, first = strip % {plan.heads.strips} * {strip.run};
-  return head * {plan.heads.dim} + part * {plan.heads.dim // strip.parts} + first + n % {strip.run};
+  int const group = n % {strip.run} / 8, q = n % 8 / 2;  // a thread's columns are neighbours
+  int const own = q * {strip.run // 4} + group * 2 + n % 2;
+  return head * {plan.heads.dim} + part * {plan.heads.dim // strip.parts} + first + own;
 }}"""
 
 

@@ -13,9 +13,11 @@ from functools import cached_property
 
 from coda.ir import Dim, Node
 from coda.ops.reduce import REDUCTIONS
+from coda.target import emit_strips
 from coda.target.emit import load_row, operand_traits, place_of, told_size
+from coda.target.emit_strips import Sink, Table
 from coda.target.heads import HeadLowering, fail
-from coda.target.plan import Block, Plan, Segment, Strip, counted_axes, is_run
+from coda.target.plan import Block, Piece, Plan, Segment, counted_axes, is_run
 from coda.target.scalars import Scope, cpp_type, is_packed, pack, unpack
 
 WHERE = "// where"  # stands for the struct of a segment that says where it reads and stores
@@ -67,16 +69,6 @@ class Shared:
         return result
 
 
-@dataclass(frozen=True)
-class Run:
-    """Columns of a block: how many, where in the head they are, and where in the accumulators of what the tile holds of
-    it those of each lane begin."""
-
-    width: int
-    column: str
-    accumulators: tuple[int, ...]
-
-
 class HeadEmitter:
     """Writes the Body and Visitor of a plan with heads."""
 
@@ -90,6 +82,7 @@ class HeadEmitter:
         self.gathered: dict[Node, str] = {}  # gather -> the Row member that says where its row begins
         self.row_names = {a.name for a in plan.rows}
         self.head_names = {s.product.type.dims[1][0].name for s in self.heads.segments}
+        self.tables: dict[Block, list[Table]] = {}  # that elements of a strip take as parameters
         self.where: dict[str, int] = {}  # numbers of operands and outputs of the segment that is being written
 
     # ---- places ----
@@ -385,9 +378,12 @@ class HeadEmitter:
         columns = self.section(
             [n for n in nodes if self.place(n, axis) == "column"], "c", not self.paired, self.load_columns(segment)
         )
+        tables = self._name_tables([n for n in nodes if self.lowering.is_leaf(n)]) if self.heads.strip else []
+        self.tables[block] = tables
         code = self.tile_code([n for n in nodes if self.place(n, axis) == "tile"])
         members, returns = self._results(block)
         parameters = "".join(f", coda::Two<float> product{i}" for i in range(len(block.offsets)))
+        parameters += "".join(f", coda::Two<float> table{k}" for k in range(len(tables)))
         lines = [
             f"struct Block{number} {{",
             f"  {columns.struct('Columns')}",
@@ -403,6 +399,16 @@ class HeadEmitter:
                            code, f"{{{', '.join(returns)}}}")  # fmt: skip
         self.scope.names, self.scope.words = kept, words
         return [*lines, "};"]
+
+    def _name_tables(self, leaves: Sequence[Node]) -> list[Table]:
+        """What a strip reads of gathered tables, column for column of its own, as parameters."""
+        tables: list[Table] = []
+        for leaf in leaves:
+            if (gather := self._gather(leaf)) is not None and not self.paired:
+                row = self.gathered[gather].removeprefix("r.")
+                self.scope.names[leaf] = f"table{len(tables)}"
+                tables.append(Table(row, self._dtype(leaf), self.lowering.cut(leaf).column))
+        return tables
 
     def _results(self, block: Block) -> tuple[list[str], list[str]]:
         members, returns = [], []
@@ -453,7 +459,7 @@ class HeadEmitter:
             "  CUTLASS_DEVICE static void visit(Where const& w, coda::HeadView const& v, Launch const& p, "
             "Uniform const& u,",
             "                                   Row const (&rows)[2], char const* slot, int g, int row, int q) {",
-            *(self._enter_strip(self.heads.strip) if self.heads.strip else []),
+            *(emit_strips.enter(self.heads, self.heads.strip) if self.heads.strip else []),
             "    Totals totals[2] = {identity(), identity()};",
             *(self._reducing_pass(segment, slots[0][1]) if segment.reductions else []),
             "    Head const heads[2] = {head(w, p.operands, u, rows[0], totals[0], g), "
@@ -465,27 +471,12 @@ class HeadEmitter:
             place = f"coda::batched_row({self.output(store)}, row"
             lines.append(f"    int64_t const rows{k}[2] = {{{place}), {place} + 8)}};")
         for number, block in enumerate(segment.blocks):
-            for run in self._runs(block):
-                lines += self._steps(number, block, run, slots[number + 1][1], stores)
+            if self.heads.strip:
+                sinks = [self._sink(piece, stores.index(piece.store)) for piece in block.pieces]
+                lines += emit_strips.steps(self.heads, self.heads.strip, number, block, self.tables[block], sinks)
+            else:
+                lines += self._steps(number, block, slots[number + 1][1], stores)
         return [*lines, "  }"]
-
-    def _enter_strip(self, strip: Strip) -> list[str]:
-        """From the number of a strip to that of its head, and where its runs begin in the parts of that."""
-        count = self.heads.strips
-        return [f"    int const strip = g % {count} * {strip.run};", f"    g /= {count};"]
-
-    def _runs(self, block: Block) -> list[Run]:
-        """The runs of columns that are worked on one after the other: the block, or, of a strip, what it has of it."""
-        strip = self.heads.strip
-        if strip is None:
-            return [Run(block.width, "first", block.offsets)]
-        if len(block.offsets) == strip.parts:
-            return [Run(strip.run, "strip + first", tuple(part * strip.run for part in range(strip.parts)))]
-        starts = [part * self.heads.dim // strip.parts for part in range(strip.parts)]
-        return [
-            Run(strip.run, f"{start} + strip + first" if start else "strip + first", (part * strip.run,))
-            for part, start in enumerate(starts)
-        ]
 
     def _reducing_pass(self, segment: Segment, offset: str) -> list[str]:
         """All columns of the head, then the quad that shares a row."""
@@ -518,11 +509,15 @@ class HeadEmitter:
             )
         return [*lines, "    }"]
 
-    def _steps(self, number: int, block: Block, run: Run, offset: str, stores: Sequence[int]) -> list[str]:
+    def _sink(self, piece: Piece, number: int) -> Sink:
+        bits = self.plan.stores[piece.store].dtype.bits
+        return Sink(self.output(piece.store), f"rows{number}", bits, piece.offset)
+
+    def _steps(self, number: int, block: Block, offset: str, stores: Sequence[int]) -> list[str]:
         kept = ["uint32_t" if self.plan.stores[p.store].is_packed else "coda::Two<float>" for p in block.pieces]
-        products = "".join(f", v.pair({o // 8} + first / 8 + j, rr)" for o in run.accumulators)
+        products = "".join(f", v.pair({o // 8} + first / 8 + j, rr)" for o in block.offsets)
         lines = [
-            f"    coda::for_steps<{run.width}>([&](auto width, int first) {{",
+            f"    coda::for_steps<{block.width}>([&](auto width, int first) {{",
             "      constexpr int kWidth = decltype(width)::value;",
             *(f"      {type_} piece{k}[kWidth / 4];" for k, type_ in enumerate(kept)),
             "      CUTLASS_PRAGMA_UNROLL",
@@ -532,7 +527,7 @@ class HeadEmitter:
             "        for (int rr = 0; rr < 2; ++rr) {",
             f"          auto const result = Block{number}::element(p.operands, u, rows[rr], heads[rr], c, "
             "row + 8 * rr, "
-            f"{run.column} + 8 * j + 2 * q{products});",
+            f"first + 8 * j + 2 * q{products});",
             *(f"          piece{k}[2 * j + rr] = result.piece{k};" for k in range(len(block.pieces))),
             "        }",
             "      }",
@@ -540,7 +535,7 @@ class HeadEmitter:
         for k, piece in enumerate(block.pieces):
             sink = f"store{self.plan.stores[piece.store].dtype.bits}"
             rows = "{{rows{0}[0], rows{0}[1]}}".format(stores.index(piece.store))
-            at = f"{{row, {run.column} + {piece.offset}, p.m, {self.heads.dim}, q, {rows}}}"
+            at = f"{{row, first + {piece.offset}, p.m, {self.heads.dim}, q, {rows}}}"
             output = self.output(piece.store)
             lines.append(f"      coda::{sink}<kWidth>({output}, g, piece{k}, coda::StepPosition{at});")
         return [*lines, "    });"]
@@ -554,20 +549,13 @@ class HeadEmitter:
             "struct Visitor : Body {",
             *operand_traits(self.plan),
             "  static constexpr int kLanes = 1, kBytesPerElement = 0;",
-            *(f"  {line}" for line in self._unit(self.heads.strip)),
+            f"  {emit_strips.unit(self.heads)}",
             f"  static constexpr int kSlotBytes = ({slot} + 15) / 16 * 16;",
             "  using Streams = coda::Streams<>;",
             "  CUTLASS_DEVICE static bool needs_tiles(Launch const&) { return false; }",
             *(f"  {line}" for line in self.dispatch()),
         ]
         return "\n".join([*lines, "};"])
-
-    def _unit(self, strip: Strip | None) -> list[str]:
-        """What a tile holds whole: ``kHead`` columns of a head."""
-        if strip is None:
-            return [f"static constexpr int kHead = {self.heads.unit}, kRun = 0;"]
-        columns = f"kParts = {strip.parts}, kHeadColumns = {self.heads.dim}"
-        return [f"static constexpr int kHead = {self.heads.unit}, kRun = {strip.run}, {columns};"]
 
     def dispatch(self) -> list[str]:
         """Which segment a head (or a strip of it) belongs to, where that reads and stores, and its number in it."""

@@ -105,16 +105,26 @@ inline int bind_matrix(Frame const& f, int arg, Dims at, Major major, int64_t ro
                            {row_bytes(v, row, width)}, {64, along_k ? box_rows : 64});
 }
 
+// A weight of strips of heads, in runs: box by box the rows of one, in the order in which threads have them (mainloop.h).
+inline int bind_runs(Frame const& f, int arg, int64_t rows, int64_t k, CUtensorMap& map) {
+  View const& v = f.views[arg];
+  cuuint64_t const run = cuuint64_t(f.gemm.run), row = row_bytes(v, v.rank - 2, k);
+  cuuint32_t const pairs = cuuint32_t(run / 8);
+  return encode<5>(map, tensor_name(f.program, arg), v, v.data, {cuuint64_t(k), 2, 4, pairs, cuuint64_t(rows) / run},
+                   {row, 2 * pairs * row, 2 * row, run * row}, {64, 2, 4, pairs, 1});
+}
+
 // Clusters share tiles: each block loads its part of A (along N) and of B (along M) and multicasts it.
 inline int bind_term(Frame const& f, Term const& term, int64_t k, CUtensorMap& a, CUtensorMap& b, int32_t& swap_lanes) {
   Gemm const& p = f.gemm;
   Kernel const& kernel = f.program.image->kernels[f.variant.kernel];
   cuuint32_t a_rows = cuuint32_t(f.variant.tile_m / kernel.cluster_n);
-  cuuint32_t b_rows = cuuint32_t(p.run > 0 ? p.run : f.variant.tile_n / kernel.cluster_m);
+  cuuint32_t b_rows = cuuint32_t(f.variant.tile_n / kernel.cluster_m);
   if (int status = bind_matrix(f, term.a, term.a_at, p.a_major, f.rows, k, a_rows, a)) return status;
   if (p.lanes == 2) return bind_paired_weight(f, term, k, b_rows, b, swap_lanes);
   View const& w = f.views[term.b0];  // its own columns: weights side by side have a part of the product's each
   int64_t columns = p.batched ? f.columns : w.shape[p.b_major == Major::kK ? 0 : 1];
+  if (p.run > 0) return bind_runs(f, term.b0, columns, k, b);
   return bind_matrix(f, term.b0, term.b_at, p.b_major, columns, k, b_rows, b);
 }
 

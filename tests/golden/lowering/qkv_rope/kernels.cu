@@ -43,22 +43,20 @@ struct Body {
         Columns c{};
         return c;
       }
-      CODA_FN static Result element(coda::Operand const* in, Uniform const& u, Row const& r, Head const& h, Columns const& c, int m, int i, coda::Two<float> product0, coda::Two<float> product1) {
+      CODA_FN static Result element(coda::Operand const* in, Uniform const& u, Row const& r, Head const& h, Columns const& c, int m, int i, coda::Two<float> product0, coda::Two<float> product1, coda::Two<float> table0, coda::Two<float> table1) {
         coda::Two<float> const v0 = coda::spread(r.r0 * product0);
-        coda::Two<float> const v1 = coda::load_gathered(r.r2, i + 0);
-        coda::Two<float> const v2 = coda::spread(v0 * v1);
-        coda::Two<float> const v3 = coda::spread(r.r0 * product1);
-        coda::Two<float> const v4 = coda::load_gathered(r.r3, i + 0);
-        coda::Two<float> const v5 = coda::spread(v3 * v4);
-        coda::Two<float> const v6 = coda::spread(v2 - v5);
-        uint32_t const w7 = coda::pack<coda::bf16>(coda::spread(v6));
-        coda::Two<float> const v8 = coda::unpack<coda::bf16>(w7);
-        coda::Two<float> const v9 = coda::spread(v3 * v1);
-        coda::Two<float> const v10 = coda::spread(v0 * v4);
-        coda::Two<float> const v11 = coda::spread(v9 + v10);
-        uint32_t const w12 = coda::pack<coda::bf16>(coda::spread(v11));
-        coda::Two<float> const v13 = coda::unpack<coda::bf16>(w12);
-        return {w7, w12};
+        coda::Two<float> const v1 = coda::spread(v0 * table0);
+        coda::Two<float> const v2 = coda::spread(r.r0 * product1);
+        coda::Two<float> const v3 = coda::spread(v2 * table1);
+        coda::Two<float> const v4 = coda::spread(v1 - v3);
+        uint32_t const w5 = coda::pack<coda::bf16>(coda::spread(v4));
+        coda::Two<float> const v6 = coda::unpack<coda::bf16>(w5);
+        coda::Two<float> const v7 = coda::spread(v2 * table0);
+        coda::Two<float> const v8 = coda::spread(v0 * table1);
+        coda::Two<float> const v9 = coda::spread(v7 + v8);
+        uint32_t const w10 = coda::pack<coda::bf16>(coda::spread(v9));
+        coda::Two<float> const v11 = coda::unpack<coda::bf16>(w10);
+        return {w5, w10};
       }
     };
     static constexpr int kSlotBytes = 0 + 64 * coda::size_of<Columns>() + 32 * coda::size_of<Block0::Columns>();
@@ -78,23 +76,23 @@ struct Body {
       Totals totals[2] = {identity(), identity()};
       Head const heads[2] = {head(w, p.operands, u, rows[0], totals[0], g), head(w, p.operands, u, rows[1], totals[1], g)};
       int64_t const rows0[2] = {coda::batched_row(p.outputs[w.output0], row), coda::batched_row(p.outputs[w.output0], row + 8)};
-      coda::for_steps<32>([&](auto width, int first) {
-        constexpr int kWidth = decltype(width)::value;
-        uint32_t piece0[kWidth / 4];
-        uint32_t piece1[kWidth / 4];
+      CUTLASS_PRAGMA_UNROLL
+      for (int rr = 0; rr < 2; ++rr) {
+        int const own = strip + 8 * q;  // the first of the thread's columns
+        auto const table0 = coda::load_run<float, 4>(rows[rr].r2, own + 0);
+        auto const table1 = coda::load_run<float, 4>(rows[rr].r3, own + 0);
+        uint32_t piece0[4];
+        uint32_t piece1[4];
         CUTLASS_PRAGMA_UNROLL
-        for (int j = 0; j < kWidth / 8; ++j) {
-          auto const c = coda::staged<Block0::Columns>(slot + 0 + 64 * coda::size_of<Columns>(), first / 2 + 4 * j + q);
-          CUTLASS_PRAGMA_UNROLL
-          for (int rr = 0; rr < 2; ++rr) {
-            auto const result = Block0::element(p.operands, u, rows[rr], heads[rr], c, row + 8 * rr, strip + first + 8 * j + 2 * q, v.pair(0 + first / 8 + j, rr), v.pair(4 + first / 8 + j, rr));
-            piece0[2 * j + rr] = result.piece0;
-            piece1[2 * j + rr] = result.piece1;
-          }
+        for (int j = 0; j < 4; ++j) {
+          auto const result = Block0::element(p.operands, u, rows[rr], heads[rr], typename Block0::Columns{}, row + 8 * rr, own + 2 * j, v.pair(0 + j, rr), v.pair(4 + j, rr), table0.pairs[j], table1.pairs[j]);
+          piece0[j] = result.piece0;
+          piece1[j] = result.piece1;
         }
-        coda::store16<kWidth>(p.outputs[w.output0], g, piece0, coda::StepPosition{row, strip + first + 0, p.m, 128, q, {rows0[0], rows0[1]}});
-        coda::store16<kWidth>(p.outputs[w.output0], g, piece1, coda::StepPosition{row, strip + first + 64, p.m, 128, q, {rows0[0], rows0[1]}});
-      });
+        if (row + 8 * rr >= p.m) continue;
+        coda::store_run<uint16_t>(p.outputs[w.output0], g, piece0, rows0[rr], own + 0);
+        coda::store_run<uint16_t>(p.outputs[w.output0], g, piece1, rows0[rr], own + 64);
+      }
     }
   };
   struct Segment2 {
@@ -144,34 +142,30 @@ struct Body {
       Totals totals[2] = {identity(), identity()};
       Head const heads[2] = {head(w, p.operands, u, rows[0], totals[0], g), head(w, p.operands, u, rows[1], totals[1], g)};
       int64_t const rows0[2] = {coda::batched_row(p.outputs[2], row), coda::batched_row(p.outputs[2], row + 8)};
-      coda::for_steps<32>([&](auto width, int first) {
-        constexpr int kWidth = decltype(width)::value;
-        uint32_t piece0[kWidth / 4];
+      CUTLASS_PRAGMA_UNROLL
+      for (int rr = 0; rr < 2; ++rr) {
+        int const own = strip + 8 * q;  // the first of the thread's columns
+        uint32_t piece0[4];
         CUTLASS_PRAGMA_UNROLL
-        for (int j = 0; j < kWidth / 8; ++j) {
-          auto const c = coda::staged<Block0::Columns>(slot + 0 + 64 * coda::size_of<Columns>(), first / 2 + 4 * j + q);
-          CUTLASS_PRAGMA_UNROLL
-          for (int rr = 0; rr < 2; ++rr) {
-            auto const result = Block0::element(p.operands, u, rows[rr], heads[rr], c, row + 8 * rr, strip + first + 8 * j + 2 * q, v.pair(0 + first / 8 + j, rr));
-            piece0[2 * j + rr] = result.piece0;
-          }
+        for (int j = 0; j < 4; ++j) {
+          auto const result = Block0::element(p.operands, u, rows[rr], heads[rr], typename Block0::Columns{}, row + 8 * rr, own + 2 * j, v.pair(0 + j, rr));
+          piece0[j] = result.piece0;
         }
-        coda::store16<kWidth>(p.outputs[2], g, piece0, coda::StepPosition{row, strip + first + 0, p.m, 128, q, {rows0[0], rows0[1]}});
-      });
-      coda::for_steps<32>([&](auto width, int first) {
-        constexpr int kWidth = decltype(width)::value;
-        uint32_t piece0[kWidth / 4];
+        if (row + 8 * rr >= p.m) continue;
+        coda::store_run<uint16_t>(p.outputs[2], g, piece0, rows0[rr], own + 0);
+      }
+      CUTLASS_PRAGMA_UNROLL
+      for (int rr = 0; rr < 2; ++rr) {
+        int const own = 64 + strip + 8 * q;  // the first of the thread's columns
+        uint32_t piece0[4];
         CUTLASS_PRAGMA_UNROLL
-        for (int j = 0; j < kWidth / 8; ++j) {
-          auto const c = coda::staged<Block0::Columns>(slot + 0 + 64 * coda::size_of<Columns>(), first / 2 + 4 * j + q);
-          CUTLASS_PRAGMA_UNROLL
-          for (int rr = 0; rr < 2; ++rr) {
-            auto const result = Block0::element(p.operands, u, rows[rr], heads[rr], c, row + 8 * rr, 64 + strip + first + 8 * j + 2 * q, v.pair(4 + first / 8 + j, rr));
-            piece0[2 * j + rr] = result.piece0;
-          }
+        for (int j = 0; j < 4; ++j) {
+          auto const result = Block0::element(p.operands, u, rows[rr], heads[rr], typename Block0::Columns{}, row + 8 * rr, own + 2 * j, v.pair(4 + j, rr));
+          piece0[j] = result.piece0;
         }
-        coda::store16<kWidth>(p.outputs[2], g, piece0, coda::StepPosition{row, 64 + strip + first + 0, p.m, 128, q, {rows0[0], rows0[1]}});
-      });
+        if (row + 8 * rr >= p.m) continue;
+        coda::store_run<uint16_t>(p.outputs[2], g, piece0, rows0[rr], own + 0);
+      }
     }
   };
 };

@@ -76,20 +76,18 @@ struct Body {
       Totals totals[2] = {identity(), identity()};
       Head const heads[2] = {head(w, p.operands, u, rows[0], totals[0], g), head(w, p.operands, u, rows[1], totals[1], g)};
       int64_t const rows0[2] = {coda::batched_row(p.outputs[w.output0], row), coda::batched_row(p.outputs[w.output0], row + 8)};
-      coda::for_steps<32>([&](auto width, int first) {
-        constexpr int kWidth = decltype(width)::value;
-        uint32_t piece0[kWidth / 4];
+      CUTLASS_PRAGMA_UNROLL
+      for (int rr = 0; rr < 2; ++rr) {
+        int const own = strip + 8 * q;  // the first of the thread's columns
+        uint32_t piece0[4];
         CUTLASS_PRAGMA_UNROLL
-        for (int j = 0; j < kWidth / 8; ++j) {
-          auto const c = coda::staged<Block0::Columns>(slot + 0 + 64 * coda::size_of<Columns>(), first / 2 + 4 * j + q);
-          CUTLASS_PRAGMA_UNROLL
-          for (int rr = 0; rr < 2; ++rr) {
-            auto const result = Block0::element(p.operands, u, rows[rr], heads[rr], c, row + 8 * rr, strip + first + 8 * j + 2 * q, v.pair(0 + first / 8 + j, rr));
-            piece0[2 * j + rr] = result.piece0;
-          }
+        for (int j = 0; j < 4; ++j) {
+          auto const result = Block0::element(p.operands, u, rows[rr], heads[rr], typename Block0::Columns{}, row + 8 * rr, own + 2 * j, v.pair(0 + j, rr));
+          piece0[j] = result.piece0;
         }
-        coda::store16<kWidth>(p.outputs[w.output0], g, piece0, coda::StepPosition{row, strip + first + 0, p.m, 128, q, {rows0[0], rows0[1]}});
-      });
+        if (row + 8 * rr >= p.m) continue;
+        coda::store_run<uint16_t>(p.outputs[w.output0], g, piece0, rows0[rr], own + 0);
+      }
     }
   };
   struct Segment2 {
@@ -140,20 +138,18 @@ struct Body {
       Totals totals[2] = {identity(), identity()};
       Head const heads[2] = {head(w, p.operands, u, rows[0], totals[0], g), head(w, p.operands, u, rows[1], totals[1], g)};
       int64_t const rows0[2] = {coda::batched_row(p.outputs[2], row), coda::batched_row(p.outputs[2], row + 8)};
-      coda::for_steps<32>([&](auto width, int first) {
-        constexpr int kWidth = decltype(width)::value;
-        uint32_t piece0[kWidth / 4];
+      CUTLASS_PRAGMA_UNROLL
+      for (int rr = 0; rr < 2; ++rr) {
+        int const own = strip + 8 * q;  // the first of the thread's columns
+        uint32_t piece0[4];
         CUTLASS_PRAGMA_UNROLL
-        for (int j = 0; j < kWidth / 8; ++j) {
-          auto const c = coda::staged<Block0::Columns>(slot + 0 + 64 * coda::size_of<Columns>(), first / 2 + 4 * j + q);
-          CUTLASS_PRAGMA_UNROLL
-          for (int rr = 0; rr < 2; ++rr) {
-            auto const result = Block0::element(p.operands, u, rows[rr], heads[rr], c, row + 8 * rr, strip + first + 8 * j + 2 * q, v.pair(0 + first / 8 + j, rr));
-            piece0[2 * j + rr] = result.piece0;
-          }
+        for (int j = 0; j < 4; ++j) {
+          auto const result = Block0::element(p.operands, u, rows[rr], heads[rr], typename Block0::Columns{}, row + 8 * rr, own + 2 * j, v.pair(0 + j, rr));
+          piece0[j] = result.piece0;
         }
-        coda::store16<kWidth>(p.outputs[2], g, piece0, coda::StepPosition{row, strip + first + 0, p.m, 128, q, {rows0[0], rows0[1]}});
-      });
+        if (row + 8 * rr >= p.m) continue;
+        coda::store_run<uint16_t>(p.outputs[2], g, piece0, rows0[rr], own + 0);
+      }
     }
   };
 };
