@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
-from coda.ir import Program, Type
+from coda.ir import Program, Type, topological
 from coda.passes.chunk import Chunked, chunk
 from coda.passes.numbers import with_head_sizes
 from coda.target.blocks import Lowered, lower_noting
@@ -13,9 +13,10 @@ from coda.target.legality import DESIGN_SMS, checks
 from coda.target.lower import program_args
 from coda.target.schedule import Loop, Part, schedule_steps
 
-# Positions in a chunk: a tile of 128 for each multiprocessor, so that products with the chunk's rows or columns fill
-# every wave, whatever the other side is. [8192, WIDTH] of bf16 is 277 MB.
-WIDTH = 128 * DESIGN_SMS
+# Positions in a chunk: tiles of 128 for whole numbers of multiprocessors, so that products with the chunk's rows or
+# columns fill every wave, whatever the other side is. The wider, the fewer times sums are read and written. What is
+# computed in chunks a second time is to save memory, as the logits of `memory = low`: [8192, NARROW] of bf16 is 138 MB.
+WIDE, NARROW = 256 * DESIGN_SMS, 64 * DESIGN_SMS
 
 
 def lower_along(
@@ -41,12 +42,19 @@ def lower_in_chunks(
     after = [lower_noting(cut.after, numerics)] if cut.after else []
     first = sum(len(piece.schedule.steps) for piece in before)
     end = first + len(body.schedule.steps)
-    loop = Loop(first, end, cut.axis, cut.part, WIDTH, cut.start, _parts(cut))
+    loop = Loop(first, end, cut.axis, cut.part, width_of(cut), cut.start, _parts(cut))
     pieces = (*before, body, *after)
     steps = [step for piece in pieces for step in piece.schedule.steps]
     schedule = schedule_steps(program, program_args(program), steps, loop)
     notes = (*cut.notes, *(note for piece in pieces for note in piece.notes))
     return Lowered(schedule, tuple(part for piece in pieces for part in piece.parts), notes)
+
+
+def width_of(cut: Chunked) -> int:
+    """How many positions a chunk has."""
+    products = [n for n in cut.body.nodes() if n.op == "dot"]
+    again = any(below.op == "dot" for n in products for below in topological(n.args))
+    return NARROW if again else WIDE
 
 
 def _parts(cut: Chunked) -> tuple[Part, ...]:

@@ -90,6 +90,9 @@ program views(o: bf16[M, B, K], u: bf16[N, (B K)], r: bf16[M, (B N)]) {
     w: bf16[B, N, K] = u
     return x @ w.T + r: bf16[(B M), N]
 }
+program rotated(h: bf16[M, K], wq: bf16[(HQ=3 d=96), K], wv: bf16[(HK=1 d), K], cos: f32[M, f=48], sin: f32[M, f]) {
+    return q = rope_half(h @ wq.T, cos, sin): bf16[M, HQ, d], v = h @ wv.T: f32[M, HK, d]
+}
 program summed(x: bf16[M, K], w: bf16[N, K], h: bf16[M, R], b: bf16[N, R]) {
     return x @ w.T + h @ b.T: bf16
 }

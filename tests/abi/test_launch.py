@@ -80,8 +80,8 @@ def test_variant_has_least_waves() -> None:
     record = started("plain")
     record.run([zeros(8192, 8), zeros(4096, 8), zeros(8192, 4096)])
     waves = {"128x128": 16, "128x160": 13, "128x192": 11, "128x256_coop": 8, "192x128": 11}
-    area = {tile.name: tile.m * tile.n * waves[tile.name] for tile in TILES}
-    assert launches(record)[0]["kernel"] == "plain_gemm_" + min(area, key=lambda t: area[t])
+    cost = {tile.name: tile.cost * waves[tile.name] for tile in TILES}
+    assert launches(record)[0]["kernel"] == "plain_gemm_" + min(cost, key=lambda t: cost[t])
 
 
 @pytest.mark.parametrize("tile", orders_of(TILES[0]), ids=lambda t: t.name)
@@ -208,6 +208,20 @@ def test_operands_whose_last_dim_is_not_contracted() -> None:
     assert (b["dims"], b["strides"], b["box"], b["type"]) == ([520, 300], [1040], [64, 64], HALF)
     p = record.parameters(launch_type(0, 0, 1))
     assert (p.m, p.n, p.k[0]) == (256, 520, 300)
+
+
+def test_weights_of_strips_come_in_runs_in_the_order_of_threads() -> None:
+    """Rows 4q + 2j + e of a run of 16 as rows 8j + 2q + e: where a thread's accumulators are neighbours in memory."""
+    record = started("rotated")
+    k, m = 256, 300
+    wq, wv, table = zeros(288, k + 8)[:, :k], zeros(96, k), zeros(m, 48, dtype=F32)
+    args = [zeros(m, k), wq, wv, table, table, zeros(m, 3, 96), zeros(m, 1, 96, dtype=F32)]
+    assert record.run(args) == 0, record.error
+    _, q, _, v = maps(record)
+    for weight, b in ((wq, q), (wv, v)):
+        row = 2 * weight.stride(0)
+        assert (b["base"], b["dims"]) == (weight.data_ptr(), [k, 2, 4, 2, len(weight) // 16])
+        assert (b["strides"], b["box"], b["swizzle"]) == ([row, 4 * row, 2 * row, 16 * row], [64, 2, 4, 2, 1], 3)
 
 
 def test_an_accumulated_tensor_is_read_and_written() -> None:

@@ -16,7 +16,7 @@ from coda.pytorch.block import Block, Options
 from coda.runtime.inputs import random_inputs
 from coda.runtime.reference import evaluate_sized
 from coda.target.blocks import lower_kernel, lower_noting
-from coda.target.chunks import WIDTH, lower_in_chunks
+from coda.target.chunks import NARROW, WIDE, lower_in_chunks
 from coda.target.plan import Plan
 from tests.hostmath import compile_plan
 from tests.rowmath import compile_rows
@@ -101,10 +101,10 @@ def test_kernels(name: str) -> None:
     assert fast.gradients is not None and low.gradients is not None
     for it in (fast, low):
         assert [s.kind for s in lower_noting(it.forward).schedule.steps] == ["gemm"]
-    for it, makes_d_z in ((fast, "map"), (low, "gemm")):
+    for it, makes_d_z, width in ((fast, "map", WIDE), (low, "gemm", NARROW)):
         assert it.gradients is not None
         chunked = lower_in_chunks(it.gradients.backward, "V").schedule
-        assert chunked.loop is not None and chunked.loop.width == WIDTH
+        assert chunked.loop is not None and chunked.loop.width == width
         assert [s.kind for s in chunked.steps] == ["map", "map", makes_d_z, "gemm", "gemm", "map"]
         wide = {t.name: [str(d) for d in t.dims] for t in chunked.temporaries if len(t.dims) == 2}
         assert sorted(wide.values()) == [["M", "K"], ["M", "V_chunk"]]  # nothing is M x V, and d_w has no sum
