@@ -144,7 +144,7 @@ def candidates(
         yield "coda", lambda: call
         yield "coda, graph", lambda: graph(call)
         if backward and "drope" in artifacts:
-            yield "coda's dRoPE", lambda: alone(artifacts["drope"], call(), model)
+            yield "coda's dRoPE", lambda: alone(artifacts["drope"], call())
     if args.backend:
         compiled = partial(torch.compile, layer.forward, dynamic=False, backend=coda_backend)
         yield "coda, torch.compile", lambda: run(compiled(), model, layer.TORCH, x)
@@ -207,10 +207,9 @@ def chain(programs: list[CompiledProgram], known: Mapping[str, Tensor]) -> Calla
     return call
 
 
-def alone(kernel: CompiledProgram, values: Mapping[str, Tensor], model: Model) -> Call:
+def alone(kernel: CompiledProgram, values: Mapping[str, Tensor]) -> Call:
     """A kernel of a block, on values of a call of all."""
     given = {p.name: values[p.name] for p in kernel.program.params if p.name in values}
-    kernel.dims["D"] = model.d  # which no operand tells
     return lambda: kernel(**given)
 
 

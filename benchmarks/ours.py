@@ -19,6 +19,7 @@ from coda.dtypes import torch_dtype
 from coda.errors import CodaError
 from coda.ir import Program
 from coda.passes import derive, fuse
+from coda.printer import print_program
 from coda.runtime.binding import bind, shapes_of
 from coda.runtime.compare import compare
 from coda.runtime.inputs import poisoned_outputs, random_inputs
@@ -43,8 +44,9 @@ def block(model: Model) -> dict[str, Program]:
 def phases(model: Model) -> dict[str, Program]:
     """What is built and called of a block: its phases, and the first kernel of the backward by itself, dRoPE with the
     sums that the norm's backward needs. It runs on what attention's backward returns, before any product."""
-    backward = block(model)["backward"]
-    return {**block(model), "drope": joined_finishes(fuse(backward, most=MERGES[0]).forward.kernels)[0]}
+    first = joined_finishes(fuse(block(model)["backward"], most=MERGES[0]).forward.kernels)[0]
+    (drope,) = coda.parse(print_program(first), D=model.d).programs.values()  # D is the size of none of its operands
+    return {**block(model), "drope": drope}
 
 
 @lru_cache
