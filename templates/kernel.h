@@ -58,12 +58,15 @@ struct Config {
   template <Major kMajor>  // as (M or N, K, L)
   using Stride = cute::conditional_t<kMajor == Major::K, cute::Stride<int64_t, cute::_1, int64_t>,
                                      cute::Stride<cute::_1, int64_t, int64_t>>;
-  template <Major kMajor> using Atom = cute::GMMA::Layout_SW128_Atom<Element, kMajor>;
+  template <Major kMajor, int kRows>
+  using Atom = cute::conditional_t<kMajor == Major::MN && block_rows(kRows) == 32,
+                                   cute::GMMA::Layout_SW64_Atom<Element, kMajor>,
+                                   cute::GMMA::Layout_SW128_Atom<Element, kMajor>>;
   template <int kReceivers>
   using Copy = cute::conditional_t<kReceivers == 1, cute::SM90_TMA_LOAD, cute::SM90_TMA_LOAD_MULTICAST>;
   using Collective = cutlass::gemm::collective::CollectiveMma<
       cutlass::gemm::MainloopSm90TmaGmmaWarpSpecialized<kStages, Cluster, Policy>, Tile, Element, Stride<kMajorA>, Element,
-      Stride<kMajorB>, Mma, Copy<kClusterN>, Atom<kMajorA>, void, cute::identity, Copy<kClusterM>, Atom<kMajorB>, void,
+      Stride<kMajorB>, Mma, Copy<kClusterN>, Atom<kMajorA, kTileM>, void, cute::identity, Copy<kClusterM>, Atom<kMajorB, kTileN>, void,
       cute::identity>;
   using Kernel = cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, Mainloop<Collective, Visitor, Launches>,
                                                       Epilogue<Visitor, Config>, GroupedRaster<Visitor::Launch::kBatched>>;

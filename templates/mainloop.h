@@ -134,8 +134,6 @@ struct Mainloop : Base {
   }
 
  private:
-  static constexpr int kBlock = 64;  // rows of M or N in a box of an MN-major operand
-
   CUTLASS_DEVICE static int tiles(int size, int tile) { return (size + tile - 1) / tile; }
 
   // Of terms that lie side by side, the one that a column belongs to.
@@ -173,12 +171,13 @@ struct Mainloop : Base {
   };
 
   // This block's part of kRows x kTileK of A or B. Of the kSharers blocks of a cluster that need the same rows each
-  // fetches a share, number `share`, and multicasts it to all: rows of a K-major operand, every kSharers-th block of
-  // 64 x 64 of an MN-major one, which lie in shared memory one after the other.
+  // fetches a share, number `share`, and multicasts it to all: rows of a K-major operand, every kSharers-th block of an
+  // MN-major one, which lie in shared memory one after the other.
   template <Major kMajor, int kLanesOf, int kRows, int kSharers, class... Batch>
   CUTLASS_DEVICE static void copy_tile(CUtensorMap const* map, uint64_t* barrier, uint16_t mask, ElementA* to, int row,
                                        int k, int share, Batch... batch) {
     if constexpr (kMajor == Major::MN) {
+      constexpr int kBlock = block_rows(kRows);
       static_assert(kRows % kBlock == 0);
       CUTLASS_PRAGMA_UNROLL
       for (int first = 0; first < kRows / kBlock; first += kSharers)

@@ -8,9 +8,8 @@ namespace coda {
 
 using cute::GMMA::Major;
 
-// wgmma.mma_async.m64n160k16, f32 += Element * Element, both operands in shared memory, B K-major: an MN-major B comes
-// in blocks of 64 columns, which 160 is no multiple of.
-template <class Element, Major kMajorA>
+// wgmma.mma_async.m64n160k16, f32 += Element * Element, both operands in shared memory.
+template <class Element, Major kMajorA, Major kMajorB>
 struct Wgmma64x160 {
   using DRegisters = void;
   using ARegisters = uint64_t[1];
@@ -33,10 +32,10 @@ struct Wgmma64x160 {
       "%50, %51, %52, %53, %54, %55, %56, %57, %58, %59, "                                                            \
       "%60, %61, %62, %63, %64, %65, %66, %67, %68, %69, "                                                            \
       "%70, %71, %72, %73, %74, %75, %76, %77, %78, %79"                                                              \
-      "}, %80, %81, p, 1, 1, %83, 0;\n}\n"                                                                            \
+      "}, %80, %81, p, 1, 1, %83, %84;\n}\n"                                                                          \
       : CODA_F8(d, 0), CODA_F8(d, 1), CODA_F8(d, 2), CODA_F8(d, 3), CODA_F8(d, 4), CODA_F8(d, 5), CODA_F8(d, 6),      \
         CODA_F8(d, 7), CODA_F8(d, 8), CODA_F8(d, 9)                                                                   \
-      : "l"(a), "l"(b), "r"(int32_t(scale)), "n"(int32_t(kMajorA)))
+      : "l"(a), "l"(b), "r"(int32_t(scale)), "n"(int32_t(kMajorA)), "n"(int32_t(kMajorB)))
   CUTE_HOST_DEVICE static void fma(uint64_t const& a, uint64_t const& b, CODA_D8(d, 0), CODA_D8(d, 1), CODA_D8(d, 2),
                                    CODA_D8(d, 3), CODA_D8(d, 4), CODA_D8(d, 5), CODA_D8(d, 6), CODA_D8(d, 7),
                                    CODA_D8(d, 8), CODA_D8(d, 9),
@@ -51,16 +50,19 @@ struct Wgmma64x160 {
 #undef CODA_F8
 };
 
+// Rows of M or N in a block of an MN-major operand, one beside the other: 64 are the 128 bytes of a swizzle, and where
+// a tile has no whole number of those, the 64 bytes of another.
+constexpr int block_rows(int rows) { return rows % 64 == 0 ? 64 : 32; }
+
 // The atom of one warp group for a tile of kTileN columns.
 template <class Element, int kTileN, Major kA, Major kB>
 constexpr auto wgmma() {
   constexpr bool kHalf = cute::is_same_v<Element, cutlass::half_t>;
   static_assert(kHalf || cute::is_same_v<Element, cutlass::bfloat16_t>, "operands are f16 or bf16");
-  static_assert(kTileN != 160 || kB == Major::K);
   namespace gmma = cute::SM90::GMMA;
   if constexpr (kTileN == 128 && kHalf) return gmma::MMA_64x128x16_F32F16F16_SS<kA, kB>{};
   else if constexpr (kTileN == 128) return gmma::MMA_64x128x16_F32BF16BF16_SS<kA, kB>{};
-  else if constexpr (kTileN == 160) return Wgmma64x160<Element, kA>{};
+  else if constexpr (kTileN == 160) return Wgmma64x160<Element, kA, kB>{};
   else if constexpr (kTileN == 192 && kHalf) return gmma::MMA_64x192x16_F32F16F16_SS<kA, kB>{};
   else if constexpr (kTileN == 192) return gmma::MMA_64x192x16_F32BF16BF16_SS<kA, kB>{};
   else if constexpr (kTileN == 256 && kHalf) return gmma::MMA_64x256x16_F32F16F16_SS<kA, kB>{};
@@ -69,14 +71,14 @@ constexpr auto wgmma() {
 
 }  // namespace coda
 
-template <class Element, cute::GMMA::Major kMajorA>
-struct cute::MMA_Traits<coda::Wgmma64x160<Element, kMajorA>> {
+template <class Element, cute::GMMA::Major kMajorA, cute::GMMA::Major kMajorB>
+struct cute::MMA_Traits<coda::Wgmma64x160<Element, kMajorA, kMajorB>> {
   using ValTypeD = float;
   using ValTypeA = Element;
   using ValTypeB = Element;
   using ValTypeC = float;
   using FrgTypeA = cute::GMMA::smem_desc<kMajorA>;
-  using FrgTypeB = cute::GMMA::smem_desc<cute::GMMA::Major::K>;
+  using FrgTypeB = cute::GMMA::smem_desc<kMajorB>;
   using Shape_MNK = cute::Shape<cute::_64, cute::Int<160>, cute::_16>;
   using ThrID = cute::Layout<cute::_128>;
   using ALayout = cute::GMMA::ABLayout<64, 16>;

@@ -25,7 +25,6 @@ from coda.target.schedule import Kernel, Schedule
 
 TMA_ALIGN = 16
 TMA_PITCH = 1 << 40  # strides of a tensor map are below this many bytes
-MN_BLOCK = 64  # rows or columns of an MN-major operand in a TMA box: the 128 bytes of a swizzle
 INT32 = (1 << 31) - 1
 MOST_BATCHES = 1 << 30  # tiles are counted in 32 bits
 MAP_COLUMNS = 65535 * 256 * OCTET  # a grid has so many blocks along a row, of so many threads
@@ -68,12 +67,6 @@ def legal_tile(tile: p.Tile, plan: p.Plan | None = None) -> Ok | Reason:
     if (tile.swizzle, tile.along) not in p.ORDERS:
         offered = ", ".join(f"{swizzle} along {along.upper()}" for swizzle, along in p.ORDERS)
         return Reason(f"tiles in groups of {tile.swizzle} along {tile.along.upper()}: not one of {offered}")
-    if plan is not None and plan.b_major is p.Major.MN and tile.n % MN_BLOCK:
-        name, axes = plan.terms[0].b[0], ", ".join(plan.arg(plan.terms[0].b[0]).axes)
-        return Reason(
-            f"tile {tile.name} does not take '{name}' stored [{axes}]: it comes in blocks of {MN_BLOCK} columns, which "
-            f"{tile.n} is no multiple of"
-        )
     strip = plan.heads.strip if plan is not None and plan.heads is not None else None
     if plan is not None and strip is None and any(first % tile.n for first in plan.joined):
         names = ", ".join(term.b[0] for term in plan.terms)

@@ -92,17 +92,17 @@ inline int bind_paired_weight(Frame const& f, Term const& term, int64_t k, cuuin
                            {cuuint64_t(k), 8, 2, cuuint64_t(f.columns / 8)}, {row, lane, 8 * row}, {64, 8, 2, box_rows / 16});
 }
 
-// An operand of the product, [rows, k] or stored transposed. A box is 64 wide, which is 128 bytes, the swizzle: along K
-// with `box_rows` rows, or along the rows, and then 64 high.
+// An operand of the product, [rows, k] or stored transposed. A box is 64 wide along K, which is 128 bytes, the swizzle,
+// with `box_rows` rows; or 64 high, and as wide along the rows as a block of the `tile_rows` (block_rows in wgmma.h).
 inline int bind_matrix(Frame const& f, int arg, Dims at, Major major, int64_t rows, int64_t k, cuuint32_t box_rows,
-                       CUtensorMap& map) {
+                       int tile_rows, CUtensorMap& map) {
   View const& v = f.views[arg];
   int const row = at.row < 0 ? v.rank - 2 : at.row;
   bool along_k = major == Major::kK;
   int64_t width = along_k ? k : rows, height = along_k ? rows : k;
   int64_t const batch = v.pitch(at.batch) * (at.batch == row ? height : at.batch == v.rank - 1 ? width : 1);
   return encode_batched<2>(f, map, arg, v.data, f.gemm.batched, batch, {cuuint64_t(width), cuuint64_t(height)},
-                           {row_bytes(v, row, width)}, {64, along_k ? box_rows : 64});
+                           {row_bytes(v, row, width)}, {along_k || tile_rows % 64 == 0 ? 64u : 32u, along_k ? box_rows : 64});
 }
 
 // A weight of strips of heads, in runs: box by box the rows of one, in the order in which threads have them (mainloop.h).
@@ -120,12 +120,12 @@ inline int bind_term(Frame const& f, Term const& term, int64_t k, CUtensorMap& a
   Kernel const& kernel = f.program.image->kernels[f.variant.kernel];
   cuuint32_t a_rows = cuuint32_t(f.variant.tile_m / kernel.cluster_n);
   cuuint32_t b_rows = cuuint32_t(f.variant.tile_n / kernel.cluster_m);
-  if (int status = bind_matrix(f, term.a, term.a_at, p.a_major, f.rows, k, a_rows, a)) return status;
+  if (int status = bind_matrix(f, term.a, term.a_at, p.a_major, f.rows, k, a_rows, f.variant.tile_m, a)) return status;
   if (p.lanes == 2) return bind_paired_weight(f, term, k, b_rows, b, swap_lanes);
   View const& w = f.views[term.b0];  // its own columns: weights side by side have a part of the product's each
   int64_t columns = p.batched ? f.columns : w.shape[p.b_major == Major::kK ? 0 : 1];
   if (p.run > 0) return bind_runs(f, term.b0, columns, k, b);
-  return bind_matrix(f, term.b0, term.b_at, p.b_major, columns, k, b_rows, b);
+  return bind_matrix(f, term.b0, term.b_at, p.b_major, columns, k, b_rows, f.variant.tile_n, b);
 }
 
 inline int bind_tile_map(Frame const& f, Operand const& spec, CUtensorMap& map) {

@@ -210,6 +210,15 @@ def test_operands_whose_last_dim_is_not_contracted() -> None:
     assert (p.m, p.n, p.k[0]) == (256, 520, 300)
 
 
+def test_blocks_of_a_tile_that_has_no_whole_swizzles_are_narrow(tmp_path: Path) -> None:
+    """160 columns are five blocks of 32, 64 bytes wide."""
+    (tile,) = (t for t in TILES if t.n == 160)
+    record = Recorder(host_of(tmp_path, as_schedule(plan("dgrad")), fake=True, tiles=[tile]))
+    assert record.run([zeros(300, 256), zeros(256, 520), zeros(300, 520)]) == 0, record.error
+    _, b = maps(record)
+    assert (b["dims"], b["box"], b["swizzle"]) == ([520, 256], [32, 64], SWIZZLE[64])
+
+
 def test_weights_of_strips_come_in_runs_in_the_order_of_threads() -> None:
     """Rows 4q + 2j + e of a run of 16 as rows 8j + 2q + e: where a thread's accumulators are neighbours in memory."""
     record = started("rotated")

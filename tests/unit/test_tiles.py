@@ -60,7 +60,7 @@ def test_every_candidate_is_legal_and_fits_whole(m: int) -> None:
             if plan.heads is not None:
                 assert tile.n % plan.heads.unit == 0
             if plan.b_major is Major.MN:
-                assert tile.n % 64 == 0
+                assert tile.n % 32 == 0
 
 
 def test_the_first_candidate_is_what_the_formula_chooses() -> None:
