@@ -33,7 +33,7 @@ from coda.build.units import Unit, units
 from coda.errors import CodaError
 from coda.ir import Program
 from coda.resources import templates_dir
-from coda.target import Plan, Tile, Variant, choose_tile, parse_tile, rank_tiles, variants
+from coda.target import Plan, Tile, Variant, parse_tile, rank_in, variants
 from coda.target.blocks import lower_program
 from coda.target.chunks import lower_along
 from coda.target.legality import legal_tile
@@ -155,9 +155,11 @@ def assemble(
 ) -> Assembly:
     """The schedule with tiles as given, the same for all its products; by default the one ``chosen`` for a kernel by
     measuring, else by the width formula."""
-    sizes = schedule.with_chunk(dims)
     wanted = {plan.name: tiles if tiles is not None else (chosen or {}).get(plan.name) for plan in schedule.gemms}
-    found = [v for plan in schedule.gemms for v in variants_of(plan, as_tiles(plan, wanted[plan.name], sizes))]
+    for plan in schedule.gemms:
+        if wanted[plan.name] is None:
+            wanted[plan.name] = rank_in(schedule, plan, dims)[0]
+    found = [v for plan in schedule.gemms for v in variants_of(plan, as_tiles(wanted[plan.name]))]
     return Assembly(schedule, tuple(found))
 
 
@@ -175,9 +177,11 @@ class Job:
         """The tiles to try for each product, the most promising first; none where they are given."""
         if self.tiles is not None:
             return {}
-        sizes = self.schedule.with_chunk(self.dims)
         first = {name: [tile] for name, tile in self.chosen.items()}
-        return {plan.name: first.get(plan.name, []) + rank_tiles(plan, sizes) for plan in self.schedule.gemms}
+        return {
+            plan.name: first.get(plan.name, []) + rank_in(self.schedule, plan, self.dims)
+            for plan in self.schedule.gemms
+        }
 
     def assembly(self, ranked: Mapping[str, Sequence[Tile]]) -> Assembly:
         """The schedule at the tiles that are given, or come first."""
@@ -272,11 +276,9 @@ def as_schedule(program: Program | Kernel | Schedule, dims: Mapping[str, int] | 
     return program if isinstance(program, Schedule) else Schedule.of(program)
 
 
-def as_tiles(plan: Plan, tiles: Tiles, dims: Mapping[str, int] | None = None) -> list[Tile]:
-    """Tiles as given, by name or as objects; by default the one the width formula chooses."""
-    if tiles is None:
-        return [choose_tile(plan, dims or {})]
-    given = [tiles] if isinstance(tiles, (Tile, str)) else tiles
+def as_tiles(tiles: Tiles) -> list[Tile]:
+    """Tiles as given, by name or as objects."""
+    given = [tiles] if isinstance(tiles, (Tile, str)) else tiles or ()
     return [t if isinstance(t, Tile) else parse_tile(t) for t in given]
 
 

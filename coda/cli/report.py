@@ -16,7 +16,7 @@ from coda.ir import Node, Program
 from coda.passes import fuse
 from coda.passes.labels import Note
 from coda.passes.segments import has_calls, segments
-from coda.target import TILES, Tile, choose_tile, parse_tile
+from coda.target import TILES, Tile, parse_tile, rank_in
 from coda.target.blocks import Lowered
 from coda.target.chunks import lower_along
 from coda.target.plan import Plan
@@ -57,8 +57,8 @@ class Side:
             return cls(program, sizes, formulas, (), {}, (), reason=error)
         gemms = lowered.schedule.gemms
         measured = {} if tile else tiles_here(lowered.schedule, sizes)
-        in_chunk = lowered.schedule.with_chunk(sizes)
-        tiles = {plan.name: parse_tile(tile) if tile else choose_tile(plan, in_chunk) for plan in gemms} | measured
+        ranked = {plan.name: parse_tile(tile) if tile else rank_in(lowered.schedule, plan, sizes)[0] for plan in gemms}
+        tiles = ranked | measured
         tiles = {plan.name: tiles[lowered.schedule.leader(plan).name] for plan in gemms}
         declined = None if tile else declined_here(lowered.schedule, sizes)
         refusal = None

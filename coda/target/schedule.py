@@ -108,6 +108,12 @@ class Schedule:
     def arg(self, name: str) -> Arg:
         return next(a for a in self.args if a.name == name)
 
+    def rounds(self, step: Kernel, sizes: Mapping[str, int] | None) -> int:
+        """How often a step runs in a row, with others: once for each chunk. 1 where the axis has no known size."""
+        if self.loop is None or self.steps.index(step) not in self.loop:
+            return 1
+        return -(-(sizes or {}).get(self.loop.axis.name, 1) // self.loop.width)
+
     def with_chunk(self, sizes: Mapping[str, int] | None) -> dict[str, int]:
         """The sizes that are known, with that of a chunk."""
         known = dict(sizes or {})

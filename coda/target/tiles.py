@@ -12,24 +12,27 @@ from coda.errors import CodaError
 from coda.ir import Dim, Size, dim_size
 from coda.target.legality import DESIGN_SMS, legal_tile
 from coda.target.plan import ORDERS, TILES, Plan, Tile, Variant
+from coda.target.schedule import Schedule
 
-LONG_K = 24576  # from here on the operands of a wave, 24 panels of 128 rows, are three times as large as L2
+# The cooperative tile reads the fewest rows for its results, so it needs the least power. Where the chip is limited by
+# that for long, this is worth 3 %, and more than an epilogue that hides (docs/performance.md). SUSTAINED is in tiles a
+# multiprocessor, of SHORTEST along K: that long, an exposed epilogue is a small part.
+SHORTEST, SUSTAINED, SAVED = 8192, 12, 0.03
 MOST_WASTED = 0.1  # of the tiles, where the last cluster of each batch is not full
 
 
-def choose_tile(plan: Plan, dims: Mapping[str, int] | None = None, sms: int = DESIGN_SMS) -> Tile:
+def choose_tile(plan: Plan, dims: Mapping[str, int] | None = None, sms: int = DESIGN_SMS, rounds: int = 1) -> Tile:
     """The tile for given axis sizes (axes that are not given: the default tile): the first of ``rank_tiles``."""
-    return rank_tiles(plan, dims, sms)[0]
+    return rank_tiles(plan, dims, sms, rounds)[0]
 
 
-def rank_tiles(plan: Plan, dims: Mapping[str, int] | None = None, sms: int = DESIGN_SMS) -> list[Tile]:
+def rank_tiles(plan: Plan, dims: Mapping[str, int] | None = None, sms: int = DESIGN_SMS, rounds: int = 1) -> list[Tile]:
     """The tiles that take a plan, the most promising first; a build may still find that one spills registers.
 
     Least work on the busiest multiprocessor, ``ceil(tiles / SMs)`` times the cost of a tile; among equals the one
-    listed first. Cooperative tiles only where there are at most two tiles a multiprocessor: they expose their epilogue,
-    ping-pong hides it under the next tile. But over long contractions the rows and columns of a wave do not stay in L2,
-    and the cooperative tile, which reads the fewest for its results, is one of the others. Tiles of a batch are in
-    clusters of two only where that wastes little.
+    listed first. Cooperative tiles expose their epilogue, which ping-pong hides under the next tile: only where there
+    are at most two tiles a multiprocessor, or where the kernel, run ``rounds`` times, keeps the chip busy for long.
+    Tiles of a batch are in clusters of two only where that wastes little.
     """
     fitting = [t for t in TILES if legal_tile(t, plan)]
     if (sizes := _sizes(plan, dims)) is None:
@@ -41,12 +44,14 @@ def rank_tiles(plan: Plan, dims: Mapping[str, int] | None = None, sms: int = DES
     def tiles(tile: Tile) -> int:
         return batches * -(-rows // tile.m) * -(-columns * plan.lanes // tile.n)
 
-    long = _contracted(plan, dims) >= LONG_K
+    contracted = _contracted(plan, dims)
 
-    def rank(tile: Tile) -> tuple[bool, int]:
+    def rank(tile: Tile) -> tuple[bool, float]:
         cooperative = tile.schedule == "cooperative"
-        exposed = cooperative and tiles(tile) > 2 * sms and not long
-        return exposed, -(-tiles(tile) // sms) * tile.cost
+        work = tiles(tile) * contracted * rounds
+        sustained = contracted >= SHORTEST and work >= SUSTAINED * SHORTEST * sms
+        exposed = cooperative and tiles(tile) > 2 * sms and not sustained
+        return exposed, -(-tiles(tile) // sms) * tile.cost * (1 - SAVED * (cooperative and sustained))
 
     return sorted(fitting, key=rank)
 
@@ -56,6 +61,11 @@ def _clustered(tile: Tile, rows: int) -> Tile:
     would cost what 256 do."""
     count = -(-rows // tile.m)
     return replace(tile, cluster_m=1) if -count % tile.cluster_m > MOST_WASTED * count else tile
+
+
+def rank_in(schedule: Schedule, step: Plan, dims: Mapping[str, int] | None = None) -> list[Tile]:
+    """``rank_tiles`` of a kernel where it is."""
+    return rank_tiles(step, schedule.with_chunk(dims), rounds=schedule.rounds(step, dims))
 
 
 def orders_of(tile: Tile) -> list[Tile]:

@@ -241,13 +241,13 @@ def test_products_of_one_launch_say_so():
 
 def test_the_launches_of_a_loop_are_those_of_all_chunks(capsys):
     loss = str(EXAMPLES / "linear_cross_entropy.coda")
-    arguments = ["explain", loss, "--backward", "--wrt", "x,w", "--dims", "M=256,V=40000,D=128", "--json"]
+    arguments = ["explain", loss, "--backward", "--wrt", "x,w", "--dims", "M=256,V=80000,D=128", "--json"]
     assert main(arguments) == 0
     backward = json.loads(capsys.readouterr().out)["backward"]
-    assert backward["totals"]["launches"] == {"map": 3 + 3, "gemm": 2 * 3}  # three chunks: 16896, 16896 and 6208
+    assert backward["totals"]["launches"] == {"map": 3 + 3, "gemm": 2 * 3}  # three chunks: 33792, 33792 and 12416
     chunks = {k["name"].rsplit("_", 2)[1]: k for k in backward["kernels"] if "_chunk_" in k["name"]}
     assert [chunks[i]["launches"] for i in "123"] == [3, 3, 3]
-    m, v, d = 256, 40000, 128
+    m, v, d = 256, 80000, 128
     assert chunks["2"]["flops"] == chunks["3"]["flops"] == 2 * m * v * d
     assert chunks["2"]["bytes"] == 2 * (m * v + v * d) + 3 * 2 * 4 * m * d  # the sum is read and written by each
     assert backward["totals"]["flops"] == 4 * m * v * d
