@@ -69,6 +69,26 @@ def test_the_first_candidate_is_what_the_formula_chooses() -> None:
         assert candidates(plan, sizes)[0] == rank_tiles(plan, sizes)[0]
 
 
+@pytest.mark.parametrize(
+    ("m", "n", "k", "rounds", "tile"),
+    [
+        (8192, 4096, 4096, 1, "128x128"),  # the others waste too much of the last wave
+        (8192, 6144, 4096, 1, "128x160"),  # about as much work as 128x128, fewer reads
+        (4096, 14336, 4096, 1, "128x160"),
+        (8192, 4096, 28672, 1, "128x256_coop"),  # busy for long
+        (8192, 2048, 16384, 1, "128x128"),  # not that long
+        (8192, 4096, 8448, 1, "128x128"),
+        (8192, 4096, 8448, 16, "128x256_coop"),  # together they are
+        (8192, 128256, 4096, 1, "128x192"),  # an exposed epilogue would be too large a part
+        (2048, 2048, 64, 1, "128x256_coop"),  # two tiles a multiprocessor: nothing hides anyway
+    ],
+)
+def test_the_formula_chooses_what_was_measured_to_be_fastest(m: int, n: int, k: int, rounds: int, tile: str) -> None:
+    """benchmarks/results/2026-12-01-032539 and docs/performance.md; chunks of a loss by their number."""
+    plan = next(p for p in GEMMS if p.name.startswith("linear"))
+    assert rank_tiles(plan, {"M": m, "N": n, "K": k}, rounds=rounds)[0].name == tile
+
+
 def test_orders_that_make_no_difference_are_left_out() -> None:
     plan = next(p for p in GEMMS if p.name.startswith("linear"))
     names = [t.name for t in candidates(plan, {"M": 8192, "N": 4096, "K": 64})]
