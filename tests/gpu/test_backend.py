@@ -43,21 +43,25 @@ def test_a_training_step_of_llama():
             assert all(s.compiled.last_route.kind in ("kernel", "copy") for s in ran)
 
 
-OTHERS = ("qwen3", "gemma2", "gpt2", "phi3", "bert", "titan", "nanogpt", "deepseek_v3", "deepseek_dense")
+OTHERS = (
+    "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "gpt2", "gptj", "opt", "bert", "vit", "t5", "t5_gated", "phi3",
+    "titan", "nanogpt", "deepseek_dense", "deepseek_v3", "mixtral",
+)  # fmt: skip
+ROUTERS = {"deepseek_v3": 1}  # products in f32
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OTHERS)
 def test_a_training_step_of_other_models(name):
-    dtype = torch.float32 if name == "deepseek_v3" else torch.bfloat16  # in bf16 tokens go to other experts
-    model, given = tiny(name, dtype, WIDE).cuda(), on_gpu(inputs(name, dtype, 2, 40))
+    dtype = torch.bfloat16
+    model, given = tiny(name, dtype, WIDE, routed=False).cuda(), on_gpu(inputs(name, dtype, 2, 40))
     want, eager = exact(model, given), step(model, model, given)
     with listening() as reports:
         got = step(torch.compile(model, backend="coda", options=OPTIONS), model, given)
     check(got, eager, want)
     lines = [line for r in reports for line in r.lines]
-    fused = sum(not line.reason for line in lines)
-    assert fused == (len(lines) if dtype is torch.bfloat16 else 0), [str(x) for x in lines if x.reason]
+    left = [str(line) for line in lines if line.reason]
+    assert len(left) == ROUTERS.get(name, 0) < len(lines), left
 
 
 def test_attention_reads_no_mask():

@@ -19,8 +19,8 @@ tf = pytest.importorskip("transformers")
 Builder = Callable[[], nn.Module]
 
 
-def zoo(sizes: Sizes = SMALL) -> dict[str, Builder]:
-    """Models of two layers by name."""
+def zoo(sizes: Sizes = SMALL, chosen: int = 2) -> dict[str, Builder]:
+    """Models of two layers by name. Mixtures of four experts send a token to the ``chosen`` best."""
     width, inner, heads, head, vocabulary = sizes.width, sizes.inner, sizes.heads, sizes.head, sizes.vocabulary
     ends = {"bos_token_id": 0, "eos_token_id": 0}
     decoder = {
@@ -46,10 +46,11 @@ def zoo(sizes: Sizes = SMALL) -> dict[str, Builder]:
     }  # fmt: skip
     deepseek = decoder | {
         "moe_intermediate_size": inner // 2, "num_key_value_heads": heads, "n_routed_experts": 4,
-        "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1,
+        "num_experts_per_tok": chosen, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1,
         "kv_lora_rank": width // 2, "q_lora_rank": width // 2, "qk_rope_head_dim": head, "qk_nope_head_dim": head,
         "v_head_dim": head,
     }  # fmt: skip
+    mixtral = decoder | {"num_local_experts": 4, "num_experts_per_tok": chosen}
     heads_of = {"head_dim": head}
     gemma = {**decoder, **heads_of, "query_pre_attn_scalar": head}
     return {
@@ -70,7 +71,7 @@ def zoo(sizes: Sizes = SMALL) -> dict[str, Builder]:
         "t5_gated": lambda: tf.T5ForConditionalGeneration(
             tf.T5Config(**t5, initializer_factor=0.25, feed_forward_proj="gated-gelu")
         ),
-        "mixtral": lambda: tf.MixtralForCausalLM(tf.MixtralConfig(**decoder, num_local_experts=4)),
+        "mixtral": lambda: tf.MixtralForCausalLM(tf.MixtralConfig(**mixtral)),
         "deepseek_v3": lambda: tf.DeepseekV3ForCausalLM(tf.DeepseekV3Config(**deepseek)),
         "deepseek_dense": lambda: tf.DeepseekV3ForCausalLM(
             tf.DeepseekV3Config(**deepseek | {"first_k_dense_replace": 2})
@@ -84,10 +85,11 @@ BUILDERS = zoo()
 BUILDERS["llama_heads"] = zoo(Sizes(512, 256, 512))["llama"]  # heads of 64 columns, as kernels take them
 
 
-def tiny(name: str, dtype: torch.dtype, sizes: Sizes | None = None) -> nn.Module:
-    """A model whose norm weights and biases are not those of its initialisation."""
+def tiny(name: str, dtype: torch.dtype, sizes: Sizes | None = None, routed: bool = True) -> nn.Module:
+    """A model whose norm weights and biases are not those of its initialisation. Not ``routed``: every expert takes
+    every token, so that none goes elsewhere where a router's input is rounded."""
     torch.manual_seed(0)
-    model = (BUILDERS if sizes is None else zoo(sizes))[name]()
+    model = (BUILDERS if sizes is None else zoo(sizes, 2 if routed else 4))[name]()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.02 * torch.randn_like(parameter))
