@@ -60,7 +60,7 @@ def test_a_training_step_of_other_models(name):
         got = step(torch.compile(model, backend="coda", options=OPTIONS), model, given)
     check(got, eager, want)
     lines = [line for r in reports for line in r.lines]
-    left = [str(line) for line in lines if line.reason]
+    left = [str(line) for line in lines if line.reason and "a product by itself" not in line.reason]
     assert len(left) == ROUTERS.get(name, 0) < len(lines), left
 
 
