@@ -27,7 +27,7 @@ from coda.errors import CodaError
 from coda.frontend import load_path
 from coda.ir import Program
 from coda.printer import print_program
-from coda.target import TILES, candidates, lower, parse_tile, rank_tiles
+from coda.target import TILES, candidates, lower, parse_tile, rank_in
 from coda.target.blocks import lower_program
 from coda.target.legality import legal_tile
 
@@ -78,9 +78,10 @@ def _items(args: argparse.Namespace) -> Iterator[Job]:
         kernels: Sequence[Program] = [k for name in args.items for k in ours.kernels(model).get(name, ())]
         for kernel in kernels:
             dims = ours.sizes_of(model, ROWS)
-            leader = lower_program(kernel).gemms[0]  # a launch of several products has one tile
+            schedule = lower_program(kernel)
+            leader = schedule.gemms[0]  # a launch of several products has one tile
             # No kernel spills at the first of all tiles.
-            best = {tile.kernel for tile in (*rank_tiles(leader, dims)[: args.best], TILES[0])}
+            best = {tile.kernel for tile in (*rank_in(schedule, leader, dims)[: args.best], TILES[0])}
             for tile in (t for t in candidates(leader, dims) if t.kernel in best):
                 yield Job(print_program(kernel), tile.name, dims, ours.file(args.folder, model, kernel, tile.name))
 

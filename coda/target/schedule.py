@@ -98,8 +98,16 @@ class Schedule:
 
     def leader(self, step: Kernel) -> Kernel:
         """The step whose launch runs this one."""
-        index = next(i for i, s in enumerate(self.steps) if s is step)
+        index = self._index(step)
         return self.steps[max(i for i in range(index + 1) if self.members[i])]
+
+    def launched_with(self, step: Kernel) -> tuple[Kernel, ...]:
+        """The steps behind this one that its launch runs as well."""
+        index = self._index(step)
+        return self.steps[index + 1 : index + self.members[index]]
+
+    def _index(self, step: Kernel) -> int:
+        return next(i for i, s in enumerate(self.steps) if s is step)
 
     @property
     def buffers(self) -> int:
@@ -110,7 +118,7 @@ class Schedule:
 
     def rounds(self, step: Kernel, sizes: Mapping[str, int] | None) -> int:
         """How often a step runs in a row, with others: once for each chunk. 1 where the axis has no known size."""
-        if self.loop is None or self.steps.index(step) not in self.loop:
+        if self.loop is None or self._index(step) not in self.loop:
             return 1
         return -(-(sizes or {}).get(self.loop.axis.name, 1) // self.loop.width)
 

@@ -26,23 +26,30 @@ def choose_tile(plan: Plan, dims: Mapping[str, int] | None = None, sms: int = DE
     return rank_tiles(plan, dims, sms, rounds)[0]
 
 
-def rank_tiles(plan: Plan, dims: Mapping[str, int] | None = None, sms: int = DESIGN_SMS, rounds: int = 1) -> list[Tile]:
+def rank_tiles(
+    plan: Plan,
+    dims: Mapping[str, int] | None = None,
+    sms: int = DESIGN_SMS,
+    rounds: int = 1,
+    others: Sequence[Plan] = (),
+) -> list[Tile]:
     """The tiles that take a plan, the most promising first; a build may still find that one spills registers.
 
     Least work on the busiest multiprocessor, ``ceil(tiles / SMs)`` times the cost of a tile; among equals the one
     listed first. Cooperative tiles expose their epilogue, which ping-pong hides under the next tile: only where there
     are at most two tiles a multiprocessor, or where the kernel, run ``rounds`` times, keeps the chip busy for long.
-    Tiles of a batch are in clusters of two only where that wastes little.
+    Tiles of a batch are in clusters of two only where that wastes little. ``others`` run in the same launch.
     """
     fitting = [t for t in TILES if legal_tile(t, plan)]
     if (sizes := _sizes(plan, dims)) is None:
         return fitting
-    batches, rows, columns = sizes
     if plan.batch:
-        fitting = [_clustered(tile, rows) for tile in fitting]
+        fitting = [_clustered(tile, sizes[1]) for tile in fitting]
+
+    launched = [sizes, *(s for other in others if (s := _sizes(other, dims)) is not None)]
 
     def tiles(tile: Tile) -> int:
-        return batches * -(-rows // tile.m) * -(-columns * plan.lanes // tile.n)
+        return sum(b * -(-m // tile.m) * -(-n * plan.lanes // tile.n) for b, m, n in launched)
 
     contracted = _contracted(plan, dims)
 
@@ -64,8 +71,11 @@ def _clustered(tile: Tile, rows: int) -> Tile:
 
 
 def rank_in(schedule: Schedule, step: Plan, dims: Mapping[str, int] | None = None) -> list[Tile]:
-    """``rank_tiles`` of a kernel where it is."""
-    return rank_tiles(step, schedule.with_chunk(dims), rounds=schedule.rounds(step, dims))
+    """``rank_tiles`` of a kernel where it is: how often it runs, and what its launch also runs."""
+    sizes, rounds = schedule.with_chunk(dims), schedule.rounds(step, dims)
+    return rank_tiles(
+        step, sizes, rounds=rounds, others=[p for p in schedule.launched_with(step) if isinstance(p, Plan)]
+    )
 
 
 def orders_of(tile: Tile) -> list[Tile]:

@@ -9,7 +9,7 @@ import pytest
 
 import coda
 from coda.errors import CodaError
-from coda.target import TILES, Tile, candidates, parse_tile, rank_tiles, variants
+from coda.target import TILES, Tile, candidates, parse_tile, rank_in, rank_tiles, variants
 from coda.target.blocks import lower_program
 from coda.target.emit import device_source
 from coda.target.legality import legal_tile
@@ -87,6 +87,20 @@ def test_the_formula_chooses_what_was_measured_to_be_fastest(m: int, n: int, k: 
     """benchmarks/results/2026-12-01-032539 and docs/performance.md; chunks of a loss by their number."""
     plan = next(p for p in GEMMS if p.name.startswith("linear"))
     assert rank_tiles(plan, {"M": m, "N": n, "K": k}, rounds=rounds)[0].name == tile
+
+
+def test_products_of_one_launch_share_the_tile_that_suits_all() -> None:
+    """Gradients of the weights of q, k and v: 2048, 512 and 512 rows. The first alone would take two tiles of 128x256 a
+    multiprocessor."""
+    text = """program grads(dq: bf16[M, (H d=64)], dk: bf16[M, (G d)], dv: bf16[M, (G d)], x: bf16[M, D]) {
+        return q = dq.T @ x: bf16, k = dk.T @ x: bf16, v = dv.T @ x: bf16
+    }"""
+    (program,) = coda.parse(text).programs.values()
+    schedule, sizes = lower_program(program), {"M": 8192, "D": 2048, "H": 32, "G": 8}
+    first = schedule.gemms[0]
+    assert schedule.members == (3, 0, 0)
+    assert rank_tiles(first, sizes)[0].name == "128x256_coop"
+    assert rank_in(schedule, first, sizes)[0].name == "128x192"  # 24 x 11 tiles, two for each of 132
 
 
 def test_orders_that_make_no_difference_are_left_out() -> None:
