@@ -21,9 +21,9 @@ SHORTEST, SUSTAINED, SAVED = 8192, 12, 0.03
 MOST_WASTED = 0.1  # of the tiles, where the last cluster of each batch is not full
 
 
-def choose_tile(plan: Plan, dims: Mapping[str, int] | None = None, sms: int = DESIGN_SMS, rounds: int = 1) -> Tile:
+def choose_tile(plan: Plan, dims: Mapping[str, int] | None = None, sms: int = DESIGN_SMS) -> Tile:
     """The tile for given axis sizes (axes that are not given: the default tile): the first of ``rank_tiles``."""
-    return rank_tiles(plan, dims, sms, rounds)[0]
+    return rank_tiles(plan, dims, sms)[0]
 
 
 def rank_tiles(
@@ -72,10 +72,8 @@ def _clustered(tile: Tile, rows: int) -> Tile:
 
 def rank_in(schedule: Schedule, step: Plan, dims: Mapping[str, int] | None = None) -> list[Tile]:
     """``rank_tiles`` of a kernel where it is: how often it runs, and what its launch also runs."""
-    sizes, rounds = schedule.with_chunk(dims), schedule.rounds(step, dims)
-    return rank_tiles(
-        step, sizes, rounds=rounds, others=[p for p in schedule.launched_with(step) if isinstance(p, Plan)]
-    )
+    others = [other for other in schedule.launched_with(step) if isinstance(other, Plan)]
+    return rank_tiles(step, schedule.with_chunk(dims), rounds=schedule.rounds(step, dims), others=others)
 
 
 def orders_of(tile: Tile) -> list[Tile]:
