@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from coda.frontend import load
-from coda.target.chunks import WIDTH, lower_in_chunks
+from coda.target.chunks import NARROW, WIDE, lower_in_chunks
 from coda.target.legality import can_lower
 from coda.target.schedule import Schedule
 from tests.abi import harness
@@ -56,7 +56,7 @@ def test_steps_before_inside_and_behind_the_loop() -> None:
     assert kinds[: loop.first] == ["map"]  # zeros
     assert kinds[loop.first : loop.end] == ["gemm"] * 3
     assert kinds[loop.end :] == ["map"]  # the sum, rounded
-    for v, rounds in ((1, 1), (WIDTH, 1), (WIDTH + 1, 2), (3 * WIDTH - 7, 3)):
+    for v, rounds in ((1, 1), (NARROW, 1), (NARROW + 1, 2), (3 * NARROW - 7, 3)):
         record = started()
         assert record.run(arguments(v), workspace=WORKSPACE) == 0, record.error
         inside = [c["kernel"] for c in launches(record) if "chunk" in c["kernel"]]
@@ -65,7 +65,7 @@ def test_steps_before_inside_and_behind_the_loop() -> None:
 
 def test_a_chunk_sees_its_part_of_each_tensor() -> None:
     """Also of a weight whose rows lie farther apart; the last chunk has what is left."""
-    v = 2 * WIDTH + 100
+    v = 2 * NARROW + 100
     wide = zeros(v, D + 8)[:, :D]
     args = arguments(v, wide)
     record = started()
@@ -74,21 +74,21 @@ def test_a_chunk_sees_its_part_of_each_tensor() -> None:
     weights = [
         (c["base"], c["dims"], c["strides"]) for c in maps if c["dims"][0] == D and c["strides"] == [2 * (D + 8)]
     ]
-    step = WIDTH * (D + 8) * 2
-    widths = (WIDTH, WIDTH, 100)
+    step = NARROW * (D + 8) * 2
+    widths = (NARROW, NARROW, 100)
     wanted = [(wide.data_ptr() + i * step, [D, n], [2 * (D + 8)]) for i, n in enumerate(widths) for _ in range(2)]
     assert weights == wanted  # read by two products of each chunk
     kernels = [c["kernel"] for c in launches(record)]
     first, second, last = (i for i, kernel in enumerate(kernels) if "_1_gemm_" in kernel and "finish" not in kernel)
     plan = schedule().gemms[0]
     kind = harness.launch_type(*map(len, (plan.tile_operands, plan.operands, plan.stores, plan.terms)))
-    assert [(p.m, p.n) for p in (record.parameters(kind, i) for i in (first, second))] == [(M, WIDTH)] * 2
+    assert [(p.m, p.n) for p in (record.parameters(kind, i) for i in (first, second))] == [(M, NARROW)] * 2
     p = record.parameters(kind, last)
     assert (p.m, p.n) == (M, 100)
     starts = [p.operands[i].integer for i, o in enumerate(plan.operands) if o.arg == "V_start"]
     biases = [p.operands[i].data for i, o in enumerate(plan.operands) if o.arg == "bias_chunk"]
-    assert starts == [2 * WIDTH]
-    assert biases == [args[2].data_ptr() + 2 * WIDTH * 4]
+    assert starts == [2 * NARROW]
+    assert biases == [args[2].data_ptr() + 2 * NARROW * 4]
 
 
 def test_the_workspace_holds_one_chunk() -> None:
@@ -98,16 +98,16 @@ def test_the_workspace_holds_one_chunk() -> None:
     def bytes_of(v: int) -> int:
         return record.artifact.workspace_bytes(arguments(v))
 
-    assert bytes_of(3 * WIDTH) == bytes_of(WIDTH) == bytes_of(2 * WIDTH - 1)
-    assert bytes_of(WIDTH) - bytes_of(WIDTH - 8) >= M * 8 * 2
-    total = M * WIDTH * 2 + M * D * 4 + (-(-M // 16)) * WIDTH * 4
-    assert total <= bytes_of(WIDTH) <= total + 4096
+    assert bytes_of(3 * NARROW) == bytes_of(NARROW) == bytes_of(2 * NARROW - 1)
+    assert bytes_of(NARROW) - bytes_of(NARROW - 8) >= M * 8 * 2
+    total = M * NARROW * 2 + M * D * 4 + (-(-M // 16)) * NARROW * 4
+    assert total <= bytes_of(NARROW) <= total + 4096
 
 
 def test_checks_are_those_of_the_whole_axis() -> None:
-    args = arguments(WIDTH + 8)
+    args = arguments(NARROW + 8)
     assert can_lower(schedule(), args)
-    args[1] = zeros(WIDTH + 8, D + 4)[:, :D]
+    args[1] = zeros(NARROW + 8, D + 4)[:, :D]
     refusal = can_lower(schedule(), args)
     assert "'w' has rows" in str(refusal)
     record = started()
@@ -117,12 +117,12 @@ def test_checks_are_those_of_the_whole_axis() -> None:
 
 def test_the_description_tells_of_the_loop() -> None:
     (program,) = recorder().artifact.describe["programs"]
-    assert program["loop"] == {"kernels": [1, 4], "axis": "V", "chunk": "V_chunk", "width": WIDTH}
+    assert program["loop"] == {"kernels": [1, 4], "axis": "V", "chunk": "V_chunk", "width": NARROW}
     assert [k["rows"] for k in program["kernels"]] == ["M", "M", "M", "V_chunk", "M"]
 
 
 def test_an_absent_operand_is_absent_in_each_chunk() -> None:
-    args = arguments(WIDTH + 1)
+    args = arguments(NARROW + 1)
     args[2] = None
     record = started()
     assert record.run(args, workspace=WORKSPACE) == 0, record.error
@@ -131,7 +131,7 @@ def test_an_absent_operand_is_absent_in_each_chunk() -> None:
 def test_nothing_but_launches_and_maps() -> None:
     """A graph can be captured."""
     record = started()
-    args = arguments(2 * WIDTH)
+    args = arguments(2 * NARROW)
     assert record.run(args, workspace=WORKSPACE) == 0, record.error
     record.reset()
     assert record.run(args, workspace=WORKSPACE) == 0
@@ -139,7 +139,7 @@ def test_nothing_but_launches_and_maps() -> None:
 
 
 HEAD = """
-program head_backward(w_o: bf16[D, A], o: bf16[M, A], w: bf16[V=40000, D], n: bf16[M, D], r: f32[M],
+program head_backward(w_o: bf16[D, A], o: bf16[M, A], w: bf16[V=80000, D], n: bf16[M, D], r: f32[M],
                       d_logits: bf16[M, V]) {
     d_n = d_logits @ w
     d_x = cast(d_n * r, bf16)
@@ -153,7 +153,7 @@ def test_products_behind_a_loop_read_what_its_sums_became() -> None:
     lowered = lower_in_chunks(load(HEAD).programs["head_backward"], "V").schedule
     assert [s.kind for s in lowered.steps] == ["map", "gemm", "gemm", "map", "gemm", "gemm"]
     record = Recorder(harness.host_of(Path(harness._folder.name) / "head", lowered, fake=True))
-    v, a = 40000, 32
+    v, a = 80000, 32
     d_logits = zeros(M, v + 8)[:, :v]
     args = [zeros(D, a), zeros(M, a), zeros(v, D), zeros(M, D), zeros(M, dtype=F32), d_logits]
     args += [zeros(M, a), zeros(D, a), zeros(v, D)]
@@ -163,6 +163,6 @@ def test_products_behind_a_loop_read_what_its_sums_became() -> None:
     assert [k for k in order if k.startswith("chunk")] == 3 * chunk
     assert order[0].startswith("zeros") and [k.split("_")[0] for k in order[-3:]] == ["after"] * 3
     maps = [c for c in record.calls() if c["call"] == "encode" and c["strides"] == [2 * (v + 8)]]
-    parts = [(c["base"] - d_logits.data_ptr(), min(c["dims"][0], WIDTH)) for c in maps]
-    widths = [WIDTH, WIDTH, v - 2 * WIDTH]
-    assert parts == [(2 * i * WIDTH, n) for i, n in enumerate(widths) for _ in range(2)]
+    parts = [(c["base"] - d_logits.data_ptr(), min(c["dims"][0], WIDE)) for c in maps]
+    widths = [WIDE, WIDE, v - 2 * WIDE]
+    assert parts == [(2 * i * WIDE, n) for i, n in enumerate(widths) for _ in range(2)]

@@ -13,14 +13,14 @@ from coda.nn.functional import linear_cross_entropy
 from coda.nn.loss import program_text
 from coda.pytorch.block import Options, block
 from coda.pytorch.execute import Step, steps
-from coda.target.chunks import WIDTH
+from coda.target.chunks import NARROW, WIDE
 from tests.pytorch.test_linear_cross_entropy import TENSORS, by_torch, differentiated
 from tests.support import same_bits
 
 pytestmark = pytest.mark.gpu
 MODES = ("fast", "low")
 ALL = {"label_smoothing": 0.1, "z_loss": 0.01, "softcap": 2.5}
-SHAPES = ((7, 11, 64), (129, 1000, 264), (300, 2 * WIDTH + 105, 72))  # M, V, K; the last has three chunks, V is odd
+SHAPES = ((7, 11, 64), (129, 1000, 264), (300, 2 * WIDE + 105, 72))  # M, V, K; the last has three wide chunks, V is odd
 VOCABULARIES = (50257, 128256, 151936, 262144)
 
 
@@ -95,7 +95,7 @@ def test_h9_real_vocabularies(vocabulary: int, memory: str) -> None:
 
 @pytest.mark.parametrize("memory", MODES)
 def test_equal_bits_over_runs(memory: str) -> None:
-    tensors, target = operands(300, 2 * WIDTH + 105, 72)
+    tensors, target = operands(300, 2 * WIDE + 105, 72)
     first = seeded(lambda t: ours(t, target, memory=memory), tensors)
     for _ in range(20):
         again = seeded(lambda t: ours(t, target, memory=memory), tensors)
@@ -104,12 +104,12 @@ def test_equal_bits_over_runs(memory: str) -> None:
 
 @pytest.mark.parametrize("memory", MODES)
 def test_h2_h6_labels_that_count_for_nothing_or_are_none(memory: str) -> None:
-    tensors, target = operands(200, WIDTH + 9, 64)
+    tensors, target = operands(200, WIDE + 9, 64)
     x, w = (tensors[n].requires_grad_() for n in ("x", "weight"))
     loss = linear_cross_entropy(x, w, torch.full_like(target, -100), memory=memory)
     assert loss.isnan()
     assert all(not g.any() for g in torch.autograd.grad(loss, (x, w)))  # NaN counts as true
-    for label in (WIDTH + 9, -5, 1 << 40):
+    for label in (WIDE + 9, -5, 1 << 40):
         target[3] = label
         loss = linear_cross_entropy(x, w, target, reduction="none", memory=memory)
         assert loss.isnan().nonzero().flatten().tolist() == [3]
@@ -127,7 +127,7 @@ def test_i1_a_second_backward(memory: str) -> None:
 
 @pytest.mark.parametrize("memory", MODES)
 def test_forward_and_backward_in_a_cuda_graph(memory: str) -> None:
-    tensors, target = operands(300, 2 * WIDTH + 105, 72)
+    tensors, target = operands(300, 2 * WIDE + 105, 72)
     x, w = (tensors[n].requires_grad_() for n in ("x", "weight"))
 
     def step() -> tuple[Tensor, ...]:
@@ -185,9 +185,9 @@ def test_llama() -> None:
     m, v, k = 8192, 128256, 4096
     tensors, target = operands(m, v, k)
     gradients, slack = 2 * (m * k + v * k), 64 << 20
-    logits, chunk, sum_of_dx = 2 * m * v, 2 * m * WIDTH, 4 * m * k
-    low = gradients + chunk + sum_of_dx + slack
-    most = {"fast": low + logits, "low": low}
+    logits, sum_of_dx = 2 * m * v, 4 * m * k
+    least = gradients + sum_of_dx + slack
+    most = {"fast": least + logits + 2 * m * WIDE, "low": least + 2 * m * NARROW}
     for memory in MODES:
         check(tensors, target, memory)
         torch.cuda.empty_cache()

@@ -129,9 +129,12 @@ def test_n4_a_tile_that_is_not_offered_or_legal_any_more_is_no_choice(
         choices.write(key(), choice(tile=tile))
         chosen = choices.tile_for(plan, SIZES, H200)
         assert (chosen.name if chosen else None) == found
-    transposed = "program linear(x: bf16[M, K], w: bf16[K, N]) { return x @ w: bf16 }"
-    (plan,) = lowered(program(transposed)).gemms
-    choices.write(key(transposed), choice(tile="128x160"))  # which does not take w as it is stored
+    heads = """program linear(x: bf16[M, K], w: bf16[(N d=128), K]) {
+        z = x @ w.T
+        return z * rsqrt(mean(z * z, d)): bf16
+    }"""
+    (plan,) = lowered(program(heads)).gemms
+    choices.write(key(heads), choice(tile="128x160"))  # which holds no whole heads
     assert choices.tile_for(plan, SIZES, H200) is None
 
 
