@@ -74,6 +74,7 @@ def worker(rank: int, folder: str, device: str) -> None:
         results["loss"] /= RANKS
     if rank == 0:
         torch.save(found, f"{folder}/found.pt")
+    dist.barrier()  # a rank that leaves while the other still works was seen to abort
     dist.destroy_process_group()
 
 
