@@ -44,9 +44,14 @@ def block(model: Model) -> dict[str, Program]:
 def phases(model: Model) -> dict[str, Program]:
     """What is built and called of a block: its phases, and the first kernel of the backward by itself, dRoPE with the
     sums that the norm's backward needs. It runs on what attention's backward returns, before any product."""
-    first = joined_finishes(fuse(block(model)["backward"], most=MERGES[0]).forward.kernels)[0]
+    first = _cut(block(model)["backward"])[0]
     (drope,) = coda.parse(print_program(first), D=model.d).programs.values()  # D is the size of none of its operands
     return {**block(model), "drope": drope}
+
+
+def _cut(program: Program) -> list[Program]:
+    """The kernels of a phase."""
+    return joined_finishes(fuse(program, most=MERGES[0]).forward.kernels)
 
 
 @lru_cache
@@ -56,7 +61,7 @@ def kernels(model: Model) -> dict[str, list[Program]]:
     programs = block(model)
     found: dict[str, list[Program]] = {"lm_head": [coda.parse(BLOCKS, **model.consts).programs["lm_head"]]}
     for phase, program in programs.items():
-        for kernel in joined_finishes(fuse(program, most=MERGES[0]).forward.kernels):
+        for kernel in _cut(program):
             name = _item(kernel, phase)
             if name is not None:
                 found.setdefault(name, []).append(kernel)

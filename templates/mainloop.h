@@ -157,10 +157,11 @@ struct Mainloop : Base {
       for (int i = 0; i < kRuns; ++i) {
         int const run = first / kRun + i, strip = run / kParts, strips = kHeadColumns / (kRun * kParts);
         int const row = strip / strips * kHeadColumns + run % kParts * (kHeadColumns / kParts) + strip % strips * kRun;
-        int term = 0;
-        if constexpr (Visitor::kJoined) term = term_of(row);
-        maps[i] = &launch.b[term], at[i] = row / kRun;
-        if constexpr (Visitor::kJoined) at[i] -= Visitor::first_column(term) / kRun;
+        maps[i] = launch.b, at[i] = row / kRun;
+        if constexpr (Visitor::kJoined) {
+          int const term = term_of(row);
+          maps[i] += term, at[i] -= Visitor::first_column(term) / kRun;
+        }
       }
     }
     CUTLASS_DEVICE void copy(uint64_t* barrier, uint16_t mask, ElementA* to, int k) const {

@@ -155,12 +155,8 @@ def assemble(
 ) -> Assembly:
     """The schedule with tiles as given, the same for all its products; by default the one ``chosen`` for a kernel by
     measuring, else by the width formula."""
-    wanted = {plan.name: tiles if tiles is not None else (chosen or {}).get(plan.name) for plan in schedule.gemms}
-    for plan in schedule.gemms:
-        if wanted[plan.name] is None:
-            wanted[plan.name] = rank_in(schedule, plan, dims)[0]
-    found = [v for plan in schedule.gemms for v in variants_of(plan, as_tiles(wanted[plan.name]))]
-    return Assembly(schedule, tuple(found))
+    job = Job(schedule, dims or {}, tiles, chosen or {})
+    return job.assembly(job.ranked())
 
 
 @dataclass(frozen=True)
@@ -178,16 +174,15 @@ class Job:
         if self.tiles is not None:
             return {}
         first = {name: [tile] for name, tile in self.chosen.items()}
-        return {
-            plan.name: first.get(plan.name, []) + rank_in(self.schedule, plan, self.dims)
-            for plan in self.schedule.gemms
-        }
+        schedule = self.schedule
+        return {plan.name: first.get(plan.name, []) + rank_in(schedule, plan, self.dims) for plan in schedule.gemms}
 
     def assembly(self, ranked: Mapping[str, Sequence[Tile]]) -> Assembly:
         """The schedule at the tiles that are given, or come first."""
+        tiles = {name: found[:1] for name, found in ranked.items()}
         if self.tiles is not None:
-            return assemble(self.schedule, self.tiles, self.dims)
-        built = (v for plan in self.schedule.gemms for v in variants_of(plan, ranked[plan.name][:1]))
+            tiles = {plan.name: as_tiles(self.tiles) for plan in self.schedule.gemms}
+        built = (v for plan in self.schedule.gemms for v in variants_of(plan, tiles[plan.name]))
         return Assembly(self.schedule, tuple(built))
 
 
@@ -276,9 +271,9 @@ def as_schedule(program: Program | Kernel | Schedule, dims: Mapping[str, int] | 
     return program if isinstance(program, Schedule) else Schedule.of(program)
 
 
-def as_tiles(tiles: Tiles) -> list[Tile]:
+def as_tiles(tiles: Tile | str | Sequence[Tile | str]) -> list[Tile]:
     """Tiles as given, by name or as objects."""
-    given = [tiles] if isinstance(tiles, (Tile, str)) else tiles or ()
+    given = [tiles] if isinstance(tiles, (Tile, str)) else tiles
     return [t if isinstance(t, Tile) else parse_tile(t) for t in given]
 
 

@@ -54,6 +54,28 @@ STORE(8, uint8_t, uint32_t, word8)
 STORE(16, uint16_t, uint32_t, word16)
 STORE(32, float, coda::Two<float>, two)
 
+// What a thread of a strip has of its two rows: kColumns / 4 columns that are neighbours.
+#define RUN(bits, T, Value, pair)                                                                      \\
+  template <int kColumns> static void run##bits##_all(Place const& p, T const* values) {              \\
+    run_warp([&](int lane) {                                                                           \\
+      coda::StepPosition const at = position(p, lane);                                                 \\
+      for (int rr = 0; rr < 2; ++rr) {                                                                 \\
+        int const row = at.row + 8 * rr, own = kColumns / 4 * at.q;                                    \\
+        Value pairs[kColumns / 8];                                                                     \\
+        for (int j = 0; j < kColumns / 8; ++j) {                                                       \\
+          T const* v = values + row * kColumns + own + 2 * j;                                          \\
+          pairs[j] = pair(v[0], v[1]);                                                                 \\
+        }                                                                                              \\
+        if (row < p.rows) coda::store_run<T>(output(p), 1, pairs, at.offset[rr], at.column + own);     \\
+      }                                                                                                \\
+    });                                                                                                \\
+  }                                                                                                    \\
+  extern "C" void run##bits##_32(Place const* p, T const* v) { run##bits##_all<32>(*p, v); }           \\
+  extern "C" void run##bits##_16(Place const* p, T const* v) { run##bits##_all<16>(*p, v); }
+RUN(8, uint8_t, uint32_t, word8)
+RUN(16, uint16_t, uint32_t, word16)
+RUN(32, float, coda::Two<float>, two)
+
 #define INTERLEAVED(bits, T, pair)                                                                     \\
   extern "C" void interleaved##bits(Place const* p, T const* values) {                                \\
     run_warp([&](int lane) {                                                                           \\
@@ -155,6 +177,19 @@ def test_columns_that_end_anywhere_and_lie_apart(bits: int, columns: int):
     call(f"store{bits}_32", Place(out.data_ptr(), 1, 2 * ROWS, ROWS, False, 11, columns), step)
     assert torch.equal(out[FIRST:columns, 1, :11].T, step[:11, : columns - FIRST])
     assert int((out != 0).sum()) == 11 * (columns - FIRST)
+
+
+@pytest.mark.parametrize("bits", [8, 16, 32])
+@pytest.mark.parametrize("width", [32, 16])
+@pytest.mark.parametrize("vector", [True, False])
+def test_a_run_of_a_strip(bits: int, width: int, vector: bool):
+    """Adjacent columns, or columns that lie apart; rows that are there."""
+    run = values(bits, ROWS, width)
+    step = 1 if vector else 3
+    out = torch.zeros(ROWS, 2, 64 * step, dtype=run.dtype)
+    call(f"run{bits}_{width}", Place(out.data_ptr(), 128 * step, step, 64 * step, vector, 13, 64), run)
+    assert torch.equal(out[:13, 1, FIRST * step : (FIRST + width) * step : step], run[:13])
+    assert int((out != 0).sum()) == 13 * width
 
 
 @pytest.mark.parametrize("bits", [8, 16])
